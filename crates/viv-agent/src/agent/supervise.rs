@@ -1,0 +1,102 @@
+//! The main thread: accepts, reaps, listens to the supervisor, watches deadlines.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use viv_agent::proto::ErrorCode;
+
+use crate::agent::control::MainEnd;
+use crate::agent::reserve::Work;
+use crate::agent::{Agent, Deadline, connections, serve, spawn, timeout};
+use crate::conn::Conn;
+use crate::error::{error, say};
+
+/// Connections accepted in one go, so that a storm of them delays nothing else for long.
+const ACCEPTED_AT_ONCE_MAX: usize = 32;
+
+/// For how long nothing is accepted after a quiesce, in milliseconds; 0 when no quiesce is new.
+///
+/// Set by the quiescing thread, taken by the main one.
+pub(crate) static PAUSE_MS: AtomicU64 = AtomicU64::new(0);
+
+/// Never returns.
+pub(crate) fn supervise(agent: &'static Agent, listener: &UnixListener, children: &OwnedFd) -> ! {
+    let mut control = MainEnd::default();
+    let mut pause: Option<Deadline> = None;
+    loop {
+        // Everything is looked at each round, whatever poll said: a wake-up
+        // from a freeze may report only the timeout.
+        control.attend(agent);
+        reap(agent, children);
+        let execution_left = agent.executions.check_deadlines(agent);
+        let away_left = MainEnd::check_away(agent);
+        let sweep_left = agent.executions.sweep_cgroups(agent);
+        let pause_ms = PAUSE_MS.swap(0, Ordering::AcqRel);
+        if pause_ms > 0 {
+            pause = Some(Deadline::after(pause_ms));
+        }
+        let pause_left = pause.as_mut().map(Deadline::left).filter(|left| !left.is_zero());
+        if pause_left.is_none() {
+            pause = None;
+            accept(agent, listener);
+        }
+        let nearest = [execution_left, away_left, sweep_left, pause_left].into_iter().flatten().min();
+        wait(agent, (pause.is_none()).then_some(listener), children, &control, nearest);
+    }
+}
+
+fn wait(
+    agent: &Agent,
+    listener: Option<&UnixListener>,
+    children: &OwnedFd,
+    control: &MainEnd,
+    nearest: Option<Duration>,
+) {
+    let mut fds = vec![PollFd::new(&agent.wake.0, PollFlags::IN), PollFd::new(children, PollFlags::IN)];
+    fds.extend(listener.map(|listener| PollFd::new(listener, PollFlags::IN)));
+    fds.extend(control.link().map(|link| PollFd::new(link, PollFlags::IN)));
+    // A millisecond more than left, so that the deadline has passed when poll says so.
+    let nearest = nearest.map(|left| timeout(left + Duration::from_millis(1)));
+    match poll(&mut fds, nearest.as_ref()) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        Err(cause) => agent.end_everything(&format!("poll failed: {cause}")),
+    }
+    agent.wake.clear();
+}
+
+fn reap(agent: &'static Agent, children: &OwnedFd) {
+    // The descriptor only wakes us; several deaths may share one signal.
+    let mut info = [0_u8; 128];
+    while rustix::io::read(children, &mut info).is_ok_and(|count| count > 0) {}
+    agent.executions.reap(agent);
+}
+
+fn accept(agent: &'static Agent, listener: &UnixListener) {
+    for _ in 0..ACCEPTED_AT_ONCE_MAX {
+        match listener.accept() {
+            Ok((stream, _)) => welcome(agent, stream),
+            Err(cause) if cause.kind() == std::io::ErrorKind::WouldBlock => return,
+            Err(cause) => return say(&format!("accept failed: {cause}")),
+        }
+    }
+    agent.wake.ring();
+}
+
+fn welcome(agent: &'static Agent, stream: UnixStream) {
+    // Accepted sockets do not inherit the listener's mode.
+    let stream = Arc::new(stream);
+    if !agent.connections.enter(&stream) {
+        let message = format!("more than {} connections", connections::CONNECTIONS_MAX);
+        // A fresh socket has room for this, so it does not block.
+        let _ = Conn::new(stream).reply(Err(error(ErrorCode::Exhausted, message)));
+        return;
+    }
+    let theirs = Arc::clone(&stream);
+    if spawn("connection", move || serve::serve(agent, &theirs)).is_err() {
+        agent.reserve.push(Work::Serve(stream));
+    }
+}

@@ -1,0 +1,119 @@
+//! A cgroup per execution: nothing that is started in it can leave it.
+//!
+//! The directory belongs to the keeper, an id that no workload gets, so every
+//! change is made with the keeper's ids for file access, and never from the
+//! main thread (see [`FileIds`]).
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{AtFlags, Mode, OFlags, mkdirat, openat, unlinkat};
+use rustix::process::Pid;
+
+use crate::sys::FileIds;
+
+/// Longest list of processes that is read: as many as there can be pids.
+const PROCS_BYTES_MAX: usize = 32 << 20;
+
+/// The sandbox's own cgroup.
+pub(crate) struct Cgroup {
+    dir: OwnedFd,
+    keeper_id: u32,
+}
+
+impl Cgroup {
+    /// Takes the descriptor if executions can be kept below it.
+    pub(crate) fn adopt(dir: OwnedFd, keeper_id: u32) -> io::Result<Self> {
+        let cgroup = Self { dir, keeper_id };
+        let name = "exe_probe";
+        let made = cgroup.make(name).and_then(|dir| read_file(&dir, c"cgroup.events").map(drop));
+        let removed = cgroup.remove(name);
+        made?;
+        if removed { Ok(cgroup) } else { Err(io::Error::other("a cgroup made there cannot be removed")) }
+    }
+
+    /// Takes the ids under which things in here may be changed.
+    pub(crate) fn as_keeper(&self) -> io::Result<FileIds> {
+        FileIds::of_keeper(self.keeper_id)
+    }
+
+    /// Makes a cgroup and opens it.
+    pub(crate) fn make(&self, name: &str) -> io::Result<OwnedFd> {
+        let _ids = self.as_keeper()?;
+        mkdirat(&self.dir, name, Mode::from_raw_mode(0o755))?;
+        self.open(name)
+    }
+
+    pub(crate) fn open(&self, name: &str) -> io::Result<OwnedFd> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(openat(&self.dir, name, flags, Mode::empty())?)
+    }
+
+    /// Removes a cgroup; true when it is not there any more.
+    pub(crate) fn remove(&self, name: &str) -> bool {
+        matches!(unlinkat(&self.dir, name, AtFlags::REMOVEDIR), Ok(()) | Err(rustix::io::Errno::NOENT))
+    }
+
+    /// Kills everything in a cgroup at once; false where the kernel cannot (before 5.14) or nothing is there any more.
+    pub(crate) fn kill(&self, dir: &OwnedFd) -> io::Result<bool> {
+        let _ids = self.as_keeper()?;
+        let file = match openat(dir, c"cgroup.kill", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
+            Err(rustix::io::Errno::NOENT | rustix::io::Errno::NODEV) => return Ok(false),
+            file => file?,
+        };
+        match rustix::io::write(&file, b"1") {
+            Ok(_) => Ok(true),
+            Err(rustix::io::Errno::NODEV) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+/// Whether anything lives in a cgroup.
+pub(crate) fn is_populated(dir: &OwnedFd) -> io::Result<bool> {
+    let text = match read_file(dir, c"cgroup.events") {
+        Err(cause) if is_removed(&cause) => return Ok(false),
+        text => text?,
+    };
+    let line = text.lines().find_map(|line| line.strip_prefix("populated "));
+    match line.map(str::trim) {
+        Some("0") => Ok(false),
+        Some("1") => Ok(true),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidData, "cgroup.events says nothing of processes")),
+    }
+}
+
+/// The processes in a cgroup, by their pids here.
+pub(crate) fn pids(dir: &OwnedFd) -> io::Result<Vec<Pid>> {
+    let text = match read_file(dir, c"cgroup.procs") {
+        Err(cause) if is_removed(&cause) => return Ok(Vec::new()),
+        text => text?,
+    };
+    // A process of another namespace reads as 0, and none of ours is there.
+    Ok(text.lines().filter_map(|line| Pid::from_raw(line.trim().parse().ok()?)).collect())
+}
+
+/// Whether the cgroup is not there any more: the main thread removes the empty ones.
+fn is_removed(cause: &io::Error) -> bool {
+    matches!(cause.raw_os_error(), Some(libc::ENOENT | libc::ENODEV))
+}
+
+fn read_file(dir: &OwnedFd, name: &std::ffi::CStr) -> io::Result<String> {
+    let file = openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    read_text(file.as_fd(), PROCS_BYTES_MAX)
+}
+
+/// Reads a kernel file to its end.
+pub(crate) fn read_text(file: BorrowedFd<'_>, bytes_max: usize) -> io::Result<String> {
+    let mut text = Vec::new();
+    let mut buf = [0; 4096];
+    while text.len() < bytes_max {
+        match rustix::io::read(file, &mut buf) {
+            Ok(0) => break,
+            Ok(count) => text.extend_from_slice(&buf[..count]),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    String::from_utf8(text).map_err(|cause| io::Error::new(io::ErrorKind::InvalidData, cause))
+}

@@ -1,0 +1,171 @@
+//! Ending an execution against its will: TERM, grace, KILL, and proof (X3).
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use viv_agent::proto::ErrorCode;
+use viv_core::exec::{ExecState, ExecStatus};
+
+use crate::agent::{Agent, lock};
+use crate::error::{Result, error, say};
+use crate::exec::cgroup::{Cgroup, is_populated};
+use crate::exec::kill::{self, KILL_PATIENCE, LOOK_EVERY};
+use crate::exec::{Execution, Process, Tree};
+
+/// What SIGTERM gets before SIGKILL.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// From the end of the tree to the final status: reaping and draining, both quick.
+const FINISH_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Why it is ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    Cancelled,
+    TimedOut,
+}
+
+/// What is to be done, as found under the lock.
+enum Task {
+    /// This thread kills it.
+    Kill,
+    /// It ends, by itself or by another thread.
+    Await,
+    /// It ended; only what it left behind is to be killed.
+    Leftovers,
+}
+
+/// Ends an execution and its whole tree. If it had ended already, its state stays as it was.
+pub(crate) fn end(agent: &Agent, execution: &Arc<Execution>, ending: Ending) -> Result<ExecStatus> {
+    if !execution.wait_until(FINISH_PATIENCE, |inner| inner.state.is_some()) {
+        return Err(error(ErrorCode::Failed, "it is still being started"));
+    }
+    match task(execution, ending) {
+        Task::Kill => {
+            let gone = kill_tree(agent, execution);
+            lock(&execution.inner).killing = false;
+            gone?;
+            // The leader was killed with the rest; its exit is about to be reaped.
+            if !execution.wait_until(FINISH_PATIENCE, |inner| inner.leader_exit.is_some()) {
+                return Err(unverifiable(agent, execution, "its first process was never reaped"));
+            }
+            agent.pump.finish(execution);
+            await_final(execution)
+        }
+        Task::Await => {
+            let status = await_final(execution)?;
+            if matches!(status.state, ExecState::Cancelled | ExecState::TimedOut) {
+                return Ok(status);
+            }
+            kill_tree(agent, execution).map(|()| status)
+        }
+        Task::Leftovers => kill_tree(agent, execution).map(|()| execution.status()),
+    }
+}
+
+fn task(execution: &Execution, ending: Ending) -> Task {
+    let mut inner = lock(&execution.inner);
+    if inner.state.as_ref().is_some_and(ExecState::is_final) {
+        return Task::Leftovers;
+    }
+    let ended_by_itself = inner.leader_exit.is_some() && inner.ending.is_none();
+    if inner.killing || ended_by_itself {
+        return Task::Await;
+    }
+    inner.ending.get_or_insert(ending);
+    inner.killing = true;
+    inner.deadline = None;
+    Task::Kill
+}
+
+fn await_final(execution: &Execution) -> Result<ExecStatus> {
+    let patience = GRACE + KILL_PATIENCE + FINISH_PATIENCE;
+    if execution.wait_until(patience, |inner| inner.state.as_ref().is_some_and(ExecState::is_final)) {
+        Ok(execution.status())
+    } else {
+        Err(error(ErrorCode::Failed, format!("{} did not end in time", execution.id)))
+    }
+}
+
+/// Kills every process of the execution; it returns well only when that was seen.
+fn kill_tree(agent: &Agent, execution: &Execution) -> Result<()> {
+    let tree = lock(&execution.inner).process.as_ref().map(|process| process.tree.clone());
+    match tree {
+        None | Some(Tree::Monitor { gone: true, .. }) => Ok(()),
+        Some(Tree::Monitor { pid, .. }) => kill_below_monitor(agent, execution, pid),
+        Some(Tree::Cgroup) => {
+            let Some(cgroup) = agent.control.cgroup() else {
+                return Err(unverifiable(agent, execution, "its cgroup cannot be reached any more"));
+            };
+            let dir = match cgroup.open(execution.id.as_str()) {
+                // Removed already, which is only possible when nothing was in it.
+                Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+                dir => dir.map_err(|cause| unverifiable(agent, execution, &cause.to_string()))?,
+            };
+            kill_cgroup(&cgroup, &dir).map_err(|cause| unverifiable(agent, execution, &cause.to_string()))?;
+            if !cgroup.remove(execution.id.as_str()) {
+                agent.executions.linger(execution.id.as_str());
+                agent.wake.ring();
+            }
+            Ok(())
+        }
+    }
+}
+
+fn kill_cgroup(cgroup: &Cgroup, dir: &OwnedFd) -> std::io::Result<()> {
+    kill::signal_cgroup(dir, libc::SIGTERM)?;
+    let grace_end = Instant::now() + GRACE;
+    while is_populated(dir)? {
+        if Instant::now() >= grace_end {
+            return kill_cgroup_now(cgroup, dir);
+        }
+        std::thread::sleep(2 * LOOK_EVERY);
+    }
+    Ok(())
+}
+
+fn kill_cgroup_now(cgroup: &Cgroup, dir: &OwnedFd) -> std::io::Result<()> {
+    let at_once = cgroup.kill(dir)?;
+    let deadline = Instant::now() + KILL_PATIENCE;
+    while is_populated(dir)? {
+        if Instant::now() >= deadline {
+            return Err(std::io::Error::other("processes outlive SIGKILL"));
+        }
+        if !at_once {
+            kill::signal_cgroup(dir, libc::SIGKILL)?;
+        }
+        // Waiting for a notification instead takes ten times as long: the kernel limits their rate.
+        std::thread::sleep(LOOK_EVERY);
+    }
+    Ok(())
+}
+
+fn kill_below_monitor(agent: &Agent, execution: &Execution, monitor: rustix::process::Pid) -> Result<()> {
+    let gone = |patience| {
+        execution.wait_until(patience, |inner| {
+            matches!(&inner.process, Some(Process { tree: Tree::Monitor { gone: true, .. }, .. }))
+        })
+    };
+    let cannot_look = |cause: std::io::Error| unverifiable(agent, execution, &cause.to_string());
+    kill::signal_below(monitor, libc::SIGTERM).map_err(cannot_look)?;
+    if gone(GRACE) {
+        return Ok(());
+    }
+    let deadline = Instant::now() + KILL_PATIENCE;
+    while Instant::now() < deadline {
+        kill::kill_below(monitor).map_err(cannot_look)?;
+        // The monitor ends when nothing is left below it.
+        if gone(20 * LOOK_EVERY) {
+            return Ok(());
+        }
+    }
+    Err(unverifiable(agent, execution, "processes outlive SIGKILL"))
+}
+
+/// Only the end of the sandbox is proof now, and the supervisor is told so.
+fn unverifiable(agent: &Agent, execution: &Execution, why: &str) -> viv_agent::proto::AgentError {
+    say(&format!("{} cannot be shown to have ended: {why}", execution.id));
+    agent.control.report_unverifiable(agent, &format!("execution {}", execution.id));
+    error(ErrorCode::Failed, format!("{} cannot be shown to have ended: {why}", execution.id))
+}

@@ -1,0 +1,318 @@
+//! Executions: one command each, with everything that comes of it.
+//!
+//! ```text
+//!   start ──► child / monitor ──► running ──leader exits──────────────► pump drains ──► final
+//!                                    └─cancel, time limit──► tree gone ──►┘
+//! ```
+//!
+//! A leader's exit ends its execution, and what it left in the background
+//! lives on. A cancel or a time limit ends it only once its whole tree was
+//! seen to be gone (X3).
+
+pub(crate) mod attach;
+pub(crate) mod cgroup;
+pub(crate) mod child;
+pub(crate) mod end;
+pub(crate) mod kill;
+pub(crate) mod monitor;
+pub(crate) mod plan;
+pub(crate) mod pump;
+pub(crate) mod start;
+pub(crate) mod stdin;
+pub(crate) mod table;
+pub(crate) mod user;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::process::Pid;
+use rustix::termios::Winsize;
+use viv_agent::output;
+use viv_agent::proto::ErrorCode;
+use viv_core::ExecutionId;
+use viv_core::exec::{ExecState, ExecStatus, TtySize};
+
+use crate::agent::{Agent, Deadline, Wake, lock};
+use crate::error::{Result, error, invalid, refused, refused_io, say};
+use crate::sys::{self, Exit};
+
+use end::Ending;
+
+/// One execution.
+pub(crate) struct Execution {
+    pub(crate) id: ExecutionId,
+    /// Tells two specs apart without keeping them.
+    pub(crate) digest: [u64; 2],
+    /// Its status and output on disk.
+    pub(crate) dir: PathBuf,
+    pub(crate) started_at_ms: u64,
+    /// Bytes of output so far.
+    pub(crate) written: AtomicU64,
+    /// Its standard input.
+    pub(crate) input: stdin::Input,
+    inner: Mutex<Inner>,
+    changed: Condvar,
+    followers: Mutex<Vec<Weak<Follower>>>,
+}
+
+/// What changes under the lock.
+struct Inner {
+    /// `None` while it is being started.
+    state: Option<ExecState>,
+    ended_at_ms: Option<u64>,
+    process: Option<Process>,
+    terminal: Option<Arc<OwnedFd>>,
+    deadline: Option<Deadline>,
+    ending: Option<Ending>,
+    /// Whether a thread is at killing it.
+    killing: bool,
+    leader_exit: Option<Exit>,
+    /// Counter of memory kills at its start.
+    oom_kills_before: Option<u64>,
+    /// Whether a client sent SIGKILL itself.
+    kill_requested: bool,
+}
+
+/// The processes of an execution.
+pub(crate) struct Process {
+    pub(crate) leader: Arc<OwnedFd>,
+    pub(crate) pid: Pid,
+    pub(crate) tree: Tree,
+}
+
+/// By what its processes are kept together.
+#[derive(Clone)]
+pub(crate) enum Tree {
+    /// The cgroup named after it.
+    Cgroup,
+    /// A process of ours that inherits every orphan; `gone` once it ended, which it does last of all.
+    Monitor { pid: Pid, gone: bool },
+}
+
+/// Somebody who waits for output or for the end.
+pub(crate) struct Follower {
+    pub(crate) wake: Wake,
+    armed: AtomicBool,
+}
+
+impl Follower {
+    /// From now on the next change wakes.
+    pub(crate) fn arm(&self) {
+        self.armed.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Execution {
+    pub(crate) fn new(id: ExecutionId, digest: [u64; 2], dir: PathBuf) -> Self {
+        let inner = Inner {
+            state: None,
+            ended_at_ms: None,
+            process: None,
+            terminal: None,
+            deadline: None,
+            ending: None,
+            killing: false,
+            leader_exit: None,
+            oom_kills_before: None,
+            kill_requested: false,
+        };
+        Self {
+            id,
+            digest,
+            dir,
+            started_at_ms: sys::wall_ms(),
+            written: AtomicU64::new(0),
+            input: stdin::Input::default(),
+            inner: Mutex::new(inner),
+            changed: Condvar::new(),
+            followers: Mutex::new(Vec::new()),
+        }
+    }
+
+    pub(crate) fn status(&self) -> ExecStatus {
+        self.status_of(&lock(&self.inner))
+    }
+
+    fn status_of(&self, inner: &Inner) -> ExecStatus {
+        let running = inner.process.as_ref().filter(|_| inner.leader_exit.is_none());
+        ExecStatus {
+            id: self.id.clone(),
+            state: inner.state.clone().unwrap_or(ExecState::Running),
+            started_at_ms: self.started_at_ms,
+            ended_at_ms: inner.ended_at_ms,
+            output_bytes: self.written.load(Ordering::Acquire),
+            stdin_bytes: self.input.taken_bytes(),
+            pid: running.map(|process| process.pid.as_raw_nonzero().get() as u32),
+        }
+    }
+
+    pub(crate) fn is_final(&self) -> bool {
+        lock(&self.inner).state.as_ref().is_some_and(ExecState::is_final)
+    }
+
+    /// Waits until `ready` says so; false when it did not in time.
+    fn wait_until(&self, patience: Duration, ready: impl Fn(&Inner) -> bool) -> bool {
+        let deadline = Instant::now() + patience;
+        let mut inner = lock(&self.inner);
+        while !ready(&inner) {
+            let Some(left) = deadline.checked_duration_since(Instant::now()) else { return false };
+            inner = self.changed.wait_timeout(inner, left).unwrap_or_else(std::sync::PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    /// Its command runs. The status is durable before anybody is told.
+    fn set_running(&self, process: Process, terminal: Option<Arc<OwnedFd>>, limit: Option<u64>, oom: Option<u64>) {
+        let mut inner = lock(&self.inner);
+        inner.process = Some(process);
+        inner.terminal = terminal;
+        inner.deadline = limit.map(Deadline::after);
+        inner.oom_kills_before = oom;
+        self.keep_status(&self.status_of(&inner));
+        inner.state = Some(ExecState::Running);
+        drop(inner);
+        self.changed.notify_all();
+    }
+
+    /// It never ran.
+    fn set_failed(&self, what: String) {
+        let mut inner = lock(&self.inner);
+        inner.ended_at_ms = Some(sys::wall_ms());
+        inner.state = Some(ExecState::Failed { what });
+        self.keep_status(&self.status_of(&inner));
+        drop(inner);
+        self.changed.notify_all();
+    }
+
+    fn keep_status(&self, status: &ExecStatus) {
+        if let Err(cause) = output::write_status(&self.dir, status) {
+            say(&format!("status of {} not kept: {cause}", self.id));
+        }
+    }
+
+    /// Its first process ended. The execution does too, unless it is being killed: then its tree must be gone first.
+    pub(crate) fn leader_exited(self: &Arc<Self>, agent: &Agent, exit: Exit) {
+        let mut inner = lock(&self.inner);
+        if inner.leader_exit.is_some() {
+            return;
+        }
+        inner.leader_exit = Some(exit);
+        let finish = inner.ending.is_none();
+        drop(inner);
+        self.changed.notify_all();
+        if finish {
+            agent.pump.finish(self);
+        }
+    }
+
+    /// The monitor ended, and everything below it before.
+    pub(crate) fn tree_gone(&self) {
+        let mut inner = lock(&self.inner);
+        if let Some(Process { tree: Tree::Monitor { gone, .. }, .. }) = &mut inner.process {
+            *gone = true;
+        }
+        drop(inner);
+        self.changed.notify_all();
+    }
+
+    /// All output that was there at the end has been kept: the final status. Called by the pump.
+    pub(crate) fn finalise(&self, agent: &Agent) {
+        let mut inner = lock(&self.inner);
+        if inner.state.as_ref().is_some_and(ExecState::is_final) {
+            return;
+        }
+        let state = match (inner.ending, inner.leader_exit) {
+            (Some(Ending::Cancelled), _) => ExecState::Cancelled,
+            (Some(Ending::TimedOut), _) => ExecState::TimedOut,
+            (None, Some(Exit::Code(code))) => ExecState::Exited { code },
+            (None, Some(Exit::Signal(signal))) => {
+                let oom_kills = agent.control.oom_kills();
+                let grew = inner.oom_kills_before.zip(oom_kills).is_some_and(|(before, now)| now > before);
+                if signal == libc::SIGKILL && grew && !inner.kill_requested {
+                    ExecState::OomKilled
+                } else {
+                    ExecState::Signalled { signal }
+                }
+            }
+            (None, None) => return say("an execution was to be finished whose leader lives"),
+        };
+        let status = ExecStatus { state: state.clone(), ended_at_ms: Some(sys::wall_ms()), ..self.status_of(&inner) };
+        self.keep_status(&status);
+        inner.state = Some(state);
+        inner.ended_at_ms = status.ended_at_ms;
+        inner.deadline = None;
+        inner.terminal = None;
+        drop(inner);
+        self.input.close();
+        self.changed.notify_all();
+        self.wake_followers();
+        agent.executions.note_ended(agent, &self.id);
+    }
+
+    /// Output came after the end, from what was left in the background, and now no more will come.
+    pub(crate) fn keep_late_status(&self) {
+        let inner = lock(&self.inner);
+        if inner.state.as_ref().is_some_and(ExecState::is_final) {
+            self.keep_status(&self.status_of(&inner));
+        }
+    }
+
+    pub(crate) fn follow(&self) -> std::io::Result<Arc<Follower>> {
+        let follower = Arc::new(Follower { wake: Wake::new()?, armed: AtomicBool::new(false) });
+        let mut followers = lock(&self.followers);
+        followers.retain(|other| other.strong_count() > 0);
+        followers.push(Arc::downgrade(&follower));
+        Ok(follower)
+    }
+
+    pub(crate) fn wake_followers(&self) {
+        for follower in lock(&self.followers).iter().filter_map(Weak::upgrade) {
+            if follower.armed.swap(false, Ordering::SeqCst) {
+                follower.wake.ring();
+            }
+        }
+    }
+
+    /// Signals the leader, and only it.
+    pub(crate) fn signal(&self, signal: i32) -> Result<()> {
+        if !(1..=64).contains(&signal) {
+            return Err(invalid(format!("there is no signal {signal}")));
+        }
+        let mut inner = lock(&self.inner);
+        let Some(leader) =
+            inner.process.as_ref().map(|p| Arc::clone(&p.leader)).filter(|_| inner.leader_exit.is_none())
+        else {
+            return Err(error(ErrorCode::Conflict, "the execution has ended"));
+        };
+        inner.kill_requested |= signal == libc::SIGKILL;
+        drop(inner);
+        match sys::send_signal(leader.as_fd(), signal) {
+            Err(cause) if cause.raw_os_error() == Some(libc::ESRCH) => {
+                Err(error(ErrorCode::Conflict, "the execution has ended"))
+            }
+            sent => sent.map_err(|cause| refused_io("signal", &cause)),
+        }
+    }
+
+    pub(crate) fn resize(&self, size: TtySize) -> Result<()> {
+        let terminal = lock(&self.inner).terminal.clone();
+        let Some(terminal) = terminal else {
+            let ended = self.is_final();
+            return Err(if ended {
+                error(ErrorCode::Conflict, "the execution has ended")
+            } else {
+                invalid("it runs without a terminal")
+            });
+        };
+        set_size(&terminal, size).map_err(|errno| refused("resize", errno))
+    }
+}
+
+/// Sets the size of a terminal.
+fn set_size(terminal: &OwnedFd, size: TtySize) -> rustix::io::Result<()> {
+    let size = Winsize { ws_row: size.rows, ws_col: size.cols, ws_xpixel: 0, ws_ypixel: 0 };
+    rustix::termios::tcsetwinsize(terminal, size)
+}

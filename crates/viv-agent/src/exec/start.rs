@@ -1,0 +1,317 @@
+//! Starting a command.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::pty::OpenptFlags;
+use viv_agent::output::Log;
+use viv_agent::proto::{AgentError, ErrorCode, Fence};
+use viv_core::ExecutionId;
+use viv_core::exec::{ExecSpec, ExecStatus, Stream};
+
+use crate::agent::{Agent, lock};
+use crate::error::{Result, error, refused, refused_io, words};
+use crate::exec::cgroup::Cgroup;
+use crate::exec::plan::{NoPlan, Plan};
+use crate::exec::pump::{Entry, Source};
+use crate::exec::stdin::End;
+use crate::exec::table::{Entered, Role};
+use crate::exec::user::{Account, Database};
+use crate::exec::{Execution, Process, Tree, child, monitor, set_size};
+use crate::sys::{self, Cloned};
+
+/// How long a repeated start waits for the first one.
+const START_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Why a command does not run.
+enum NotStarted {
+    /// For its own sake; this is its final state.
+    Failed(String),
+    /// For ours; it can be tried again.
+    Refused(AgentError),
+}
+
+impl From<NoPlan> for NotStarted {
+    fn from(no_plan: NoPlan) -> Self {
+        match no_plan {
+            NoPlan::Invalid(error) => Self::Refused(error),
+            NoPlan::Failed(what) => Self::Failed(what),
+        }
+    }
+}
+
+fn refuse(what: &str) -> impl Fn(Errno) -> NotStarted {
+    move |errno| NotStarted::Refused(refused(what, errno))
+}
+
+fn refuse_io(what: &str) -> impl Fn(std::io::Error) -> NotStarted {
+    move |cause| NotStarted::Refused(refused_io(what, &cause))
+}
+
+/// Starts an execution, or finds it started.
+pub(crate) fn start(agent: &'static Agent, fence: &Fence, id: ExecutionId, spec: &ExecSpec) -> Result<ExecStatus> {
+    agent.fencing.check(fence)?;
+    let dir = agent.places.run.join(viv_agent::proto::EXECUTIONS).join(id.as_str());
+    let execution = match agent.executions.enter(Execution::new(id, digest(spec), dir))? {
+        Entered::New(execution) => execution,
+        Entered::Known(execution) => {
+            // Somebody else is at it, or it has long been done.
+            execution.wait_until(START_PATIENCE, |inner| inner.state.is_some());
+            return Ok(execution.status());
+        }
+    };
+    match launch(agent, &execution, spec) {
+        Ok(()) => Ok(execution.status()),
+        Err(NotStarted::Failed(what)) => {
+            execution.set_failed(what);
+            agent.executions.note_ended(agent, &execution.id);
+            Ok(execution.status())
+        }
+        Err(NotStarted::Refused(refusal)) => {
+            execution.set_failed(refusal.message.clone());
+            agent.executions.withdraw(&execution);
+            Err(refusal)
+        }
+    }
+}
+
+fn digest(spec: &ExecSpec) -> [u64; 2] {
+    let json = serde_json::to_vec(spec).unwrap_or_default();
+    [0_u8, 1].map(|salt| {
+        let mut hasher = DefaultHasher::new();
+        (salt, &json).hash(&mut hasher);
+        hasher.finish()
+    })
+}
+
+fn launch(agent: &'static Agent, execution: &Arc<Execution>, spec: &ExecSpec) -> std::result::Result<(), NotStarted> {
+    make_dir(execution)?;
+    let account = Database::read(&agent.places.root).find(spec.user.as_deref()).map_err(NotStarted::Failed)?;
+    let mut plan = Plan::new(agent, spec, &account)?;
+    let seat = agent.pump.prepare(agent).map_err(refuse_io("output"))?;
+    let bytes_max = spec.output_bytes_max.unwrap_or(agent.config.output_bytes_max);
+    let log = Log::create(&execution.dir, bytes_max).map_err(refuse_io("output"))?;
+    let stdio = Stdio::open(spec, &account).map_err(refuse("standard input and output"))?;
+    let (report, report_child) = pipe_with(PipeFlags::CLOEXEC).map_err(refuse("pipe"))?;
+    plan.stdio = stdio.child.each_ref().map(AsRawFd::as_raw_fd);
+    plan.report = report_child.as_raw_fd();
+    let oom_kills = agent.control.oom_kills();
+
+    let (process, link) = if let Some(cgroup) = agent.control.cgroup() {
+        (spawn_in_cgroup(agent, execution, &plan, &cgroup)?, None)
+    } else {
+        let (process, link) = spawn_below_monitor(agent, execution, &mut plan)?;
+        (process, Some(link))
+    };
+    // The child's ends must be its alone, or their closing would go unseen.
+    drop((report_child, stdio.child));
+    let mut failure = [0; child::REPORT_BYTES];
+    if read_whole(&report, &mut failure) {
+        let workdir = spec.cwd.as_deref().unwrap_or(&agent.config.workdir);
+        let user = spec.user.as_deref().unwrap_or("root");
+        return Err(NotStarted::Failed(child::explain(failure, &spec.argv[0], workdir, user)));
+    }
+
+    execution.input.open(stdio.input);
+    execution.set_running(process, stdio.terminal, spec.limit_ms, oom_kills);
+    let mut sources = stdio.sources;
+    sources.extend(link.map(|link| Source::link(Arc::new(link))));
+    seat.add(Entry::new(Arc::clone(execution), log, sources));
+    // A quick command may have ended before the pump knew of it.
+    if lock(&execution.inner).leader_exit.is_some() {
+        agent.pump.finish(execution);
+    }
+    agent.wake.ring();
+    Ok(())
+}
+
+fn make_dir(execution: &Execution) -> std::result::Result<(), NotStarted> {
+    use std::os::unix::fs::DirBuilderExt;
+    match std::fs::DirBuilder::new().mode(0o700).create(&execution.dir) {
+        Err(cause) if cause.kind() == std::io::ErrorKind::AlreadyExists => Err(NotStarted::Refused(error(
+            ErrorCode::Conflict,
+            format!("{} ran here before this agent did", execution.id),
+        ))),
+        made => made.map_err(refuse_io("directory for its output")),
+    }
+}
+
+/// Both ends of everything that a command reads and writes.
+struct Stdio {
+    child: [OwnedFd; 3],
+    input: Option<End>,
+    sources: Vec<Source>,
+    terminal: Option<Arc<OwnedFd>>,
+}
+
+impl Stdio {
+    fn open(spec: &ExecSpec, account: &Account) -> rustix::io::Result<Self> {
+        match spec.tty {
+            None => Self::pipes(spec.stdin),
+            Some(size) => {
+                let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+                let master = rustix::pty::openpt(flags)?;
+                rustix::pty::unlockpt(&master)?;
+                let slave = rustix::pty::ioctl_tiocgptpeer(&master, flags)?;
+                // Without the right to give it away, the command is the same user as we are.
+                let _ = rustix::fs::fchown(&slave, Some(rustix::fs::Uid::from_raw(account.uid)), None);
+                set_size(&master, size)?;
+                set_nonblocking(&master)?;
+                if !spec.stdin {
+                    rustix::io::write(&master, &[super::stdin::END_OF_TRANSMISSION])?;
+                }
+                Self::on_terminal(Arc::new(master), &slave, spec.stdin)
+            }
+        }
+    }
+
+    fn on_terminal(master: Arc<OwnedFd>, slave: &OwnedFd, stdin: bool) -> rustix::io::Result<Self> {
+        let again = || rustix::io::fcntl_dupfd_cloexec(slave, 3);
+        Ok(Self {
+            child: [again()?, again()?, again()?],
+            input: stdin.then(|| End::Terminal(Arc::clone(&master))),
+            sources: vec![Source::output(Stream::Stdout, Arc::clone(&master))],
+            terminal: Some(master),
+        })
+    }
+
+    fn pipes(stdin: bool) -> rustix::io::Result<Self> {
+        let pipe = || pipe_with(PipeFlags::CLOEXEC);
+        let ((stdin_child, input), (output, output_child), (errors, errors_child)) = (pipe()?, pipe()?, pipe()?);
+        for ours in [&input, &output, &errors] {
+            set_nonblocking(ours)?;
+        }
+        let sources = [(Stream::Stdout, output), (Stream::Stderr, errors)];
+        Ok(Self {
+            child: [stdin_child, output_child, errors_child],
+            // Without input the other end closes here, and the command reads end-of-file: /dev/null may not exist.
+            input: stdin.then_some(End::Pipe(input)),
+            sources: sources.into_iter().map(|(stream, fd)| Source::output(stream, Arc::new(fd))).collect(),
+            terminal: None,
+        })
+    }
+}
+
+fn set_nonblocking(fd: &OwnedFd) -> rustix::io::Result<()> {
+    rustix::fs::fcntl_setfl(fd, rustix::fs::fcntl_getfl(fd)? | rustix::fs::OFlags::NONBLOCK)
+}
+
+/// Reads a message that is whole or absent.
+fn read_whole(fd: &OwnedFd, message: &mut [u8]) -> bool {
+    loop {
+        match rustix::io::read(fd, &mut *message) {
+            Ok(count) => return count == message.len(),
+            Err(Errno::INTR) => {}
+            Err(_) => return false,
+        }
+    }
+}
+
+fn spawn_in_cgroup(
+    agent: &Agent,
+    execution: &Arc<Execution>,
+    plan: &Plan,
+    cgroup: &Cgroup,
+) -> std::result::Result<Process, NotStarted> {
+    let name = execution.id.as_str();
+    let dir = cgroup.make(name).map_err(refuse_io("cgroup of the execution"))?;
+    let cloned = {
+        let _ids = cgroup.as_keeper().map_err(refuse_io("cgroup of the execution"))?;
+        clone_registered(agent, execution, Role::Leader, Some(&dir), CommandItself(plan))
+    };
+    match cloned {
+        Ok((pid, leader)) => Ok(Process { leader: Arc::new(leader), pid, tree: Tree::Cgroup }),
+        Err(cause) => {
+            cgroup.remove(name);
+            Err(NotStarted::Refused(no_process(&cause)))
+        }
+    }
+}
+
+fn spawn_below_monitor(
+    agent: &Agent,
+    execution: &Arc<Execution>,
+    plan: &mut Plan,
+) -> std::result::Result<(Process, OwnedFd), NotStarted> {
+    let (go_child, go) = pipe_with(PipeFlags::CLOEXEC).map_err(refuse("pipe"))?;
+    let (link, link_child) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+        .map_err(refuse("socket to the monitor"))?;
+    plan.go = Some(go_child.as_raw_fd());
+    let plan = &*plan;
+    let keeper_id = agent.config.keeper_id;
+    let in_child = Monitor { plan, link: link_child.as_raw_fd(), keeper_id };
+    let (monitor_pid, _) = clone_registered(agent, execution, Role::Monitor, None, in_child)
+        .map_err(|cause| NotStarted::Refused(no_process(&cause)))?;
+    drop((go_child, link_child));
+    let mut message = [0; monitor::MESSAGE_BYTES];
+    let leader = match read_whole(&link, &mut message).then(|| monitor::Message::decode(message)) {
+        Some(Some(monitor::Message::Leader(pid))) => Pid::from_raw(pid),
+        _ => None,
+    };
+    let lost = || NotStarted::Refused(error(ErrorCode::Failed, "the monitor of the execution did not come up"));
+    let pid = leader.ok_or_else(lost)?;
+    // The leader waits for us and only the monitor could reap it, so this is it.
+    let leader = pidfd_open(pid, PidfdFlags::empty()).map_err(refuse("the first process"))?;
+    rustix::io::write(&go, b"!").map_err(refuse("the first process"))?;
+    set_nonblocking(&link).map_err(refuse("socket to the monitor"))?;
+    let tree = Tree::Monitor { pid: monitor_pid, gone: false };
+    Ok((Process { leader: Arc::new(leader), pid, tree }, link))
+}
+
+fn no_process(cause: &std::io::Error) -> AgentError {
+    match cause.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::AGAIN) => error(ErrorCode::Exhausted, "the sandbox has no process left"),
+        Some(errno) => error(ErrorCode::Failed, format!("no process could be started: {}", words(errno))),
+        None => error(ErrorCode::Failed, "no process could be started"),
+    }
+}
+
+/// What a new process does; it never comes back.
+trait InChild {
+    fn run(self) -> !;
+}
+
+struct CommandItself<'p>(&'p Plan);
+
+impl InChild for CommandItself<'_> {
+    fn run(self) -> ! {
+        child::run(self.0)
+    }
+}
+
+struct Monitor<'p> {
+    plan: &'p Plan,
+    link: RawFd,
+    keeper_id: u32,
+}
+
+impl InChild for Monitor<'_> {
+    fn run(self) -> ! {
+        monitor::run(self.plan, self.link, self.keeper_id)
+    }
+}
+
+#[expect(unsafe_code, reason = "the one place that starts processes")]
+fn clone_registered(
+    agent: &Agent,
+    execution: &Arc<Execution>,
+    role: Role,
+    cgroup: Option<&OwnedFd>,
+    in_child: impl InChild,
+) -> std::io::Result<(Pid, OwnedFd)> {
+    let mut children = lock(&agent.executions.children);
+    // SAFETY: both users of this run code that keeps to async-signal-safe calls and ends in exec or exit.
+    match unsafe { sys::clone_process(cgroup.map(AsFd::as_fd)) }? {
+        Cloned::Child => in_child.run(),
+        Cloned::Parent { pid, pidfd } => {
+            children.insert(pid, (Arc::clone(execution), role));
+            Ok((pid, pidfd))
+        }
+    }
+}

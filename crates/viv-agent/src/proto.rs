@@ -1,0 +1,344 @@
+//! The messages between the outside and the agent.
+//!
+//! # Conversations
+//!
+//! The agent listens on [`SOCKET`]. A connection carries one conversation
+//! after another. Each starts with a [`Request`] as a JSON frame and is
+//! answered by a JSON frame holding a [`Reply`]. Some go on from there:
+//!
+//! ```text
+//!   exec_attach   ◄ ok(Attached)  ◄ data(chunk)* and json(StreamEvent)*, up to StreamEvent::End
+//!   exec_stdin    ► data* end     ◄ ok(Stdin)
+//!   file_read     ◄ ok(Stat)      ◄ data* end      (or a Reply::Error in place of `end`)
+//!   file_write    ► data* end     ◄ ok(Stat)
+//!   archive_get   ◄ ok(Done)      ◄ data* end      (or a Reply::Error in place of `end`)
+//!   archive_put   ► data* end     ◄ ok(Unpacked)
+//!   file_watch    ◄ ok(Done)      ◄ json(WatchEvent)*          until the client goes
+//!   dial          ◄ ok(Done)      ◄► raw bytes, no more frames, until both sides closed
+//!   control       ◄ ok(Hello)     ► json(ControlMessage)*  ◄ json(AgentMessage)*
+//! ```
+//!
+//! Everything else is one request and one reply. A request that uploads
+//! (`►`) is answered with an error before all data was sent if it fails early;
+//! the agent then closes the connection.
+//!
+//! # Versions
+//!
+//! [`PROTOCOL`] grows only when an old peer could misunderstand a new one.
+//! Additions do not need that: unknown fields are skipped, an unknown request
+//! is answered [`ErrorCode::Unsupported`], and [`Hello::features`] says what an
+//! agent knows. A daemon therefore works with every agent of its own protocol
+//! number, older ones included. `tests/golden` keeps old conversations alive.
+
+use serde::{Deserialize, Serialize};
+use viv_core::exec::{ExecSpec, ExecStatus, TtySize};
+use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked};
+use viv_core::{ExecutionId, FencingToken, Generation, OperationId, SandboxId};
+
+/// The version of these messages.
+pub const PROTOCOL: u32 = 1;
+
+/// Where everything of ours lives inside a sandbox.
+pub const HOME: &str = "/.vivarium";
+
+/// A directory shared with the host: socket, executions and their output. Only the agent can enter it.
+pub const RUN_DIR: &str = "/.vivarium/run";
+
+/// The agent's socket below [`RUN_DIR`].
+pub const SOCKET: &str = "agent.sock";
+
+/// The agent's configuration below [`RUN_DIR`], an [`AgentConfig`] as JSON.
+pub const CONFIG: &str = "agent.json";
+
+/// The executions below [`RUN_DIR`], a directory for each: see [`crate::output`].
+pub const EXECUTIONS: &str = "exec";
+
+/// The identity of the instance, an [`Identity`] as JSON: in the root
+/// filesystem itself, so that reading it shows that the root is there (T2).
+pub const IDENTITY: &str = "/.vivarium/identity.json";
+
+/// Which instance this is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// The sandbox.
+    pub sandbox: SandboxId,
+    /// The incarnation.
+    pub generation: Generation,
+}
+
+/// What the supervisor tells the agent before it starts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentConfig {
+    /// Which instance this is.
+    pub identity: Identity,
+    /// The highest fencing token so far.
+    pub token: FencingToken,
+    /// Environment of every command.
+    #[serde(default)]
+    pub env: std::collections::BTreeMap<String, String>,
+    /// Where commands start.
+    pub workdir: String,
+    /// An id inside that no workload ever gets; it owns [`RUN_DIR`] and the
+    /// cgroup. 0 where there is only one id, as in a mapping of a single user.
+    pub keeper_id: u32,
+    /// Bound of an execution's kept output when its spec names none.
+    #[serde(default = "default_output_bytes_max")]
+    pub output_bytes_max: u64,
+    /// How many ended executions are remembered; the oldest are forgotten, output and all.
+    #[serde(default = "default_ended_max")]
+    pub ended_executions_max: usize,
+}
+
+fn default_output_bytes_max() -> u64 {
+    // A long build's log fits; a thousand runaway commands do not fill a disk.
+    64 << 20
+}
+
+fn default_ended_max() -> usize {
+    512
+}
+
+/// Goes with every change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fence {
+    /// The same one again gets the answer of the first time.
+    pub operation: OperationId,
+    /// Must be the agent's own.
+    pub generation: Generation,
+    /// Must not be older than the highest seen.
+    pub token: FencingToken,
+}
+
+/// What can be asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the fields say what they are, and Provider's documentation what they mean")]
+pub enum Request {
+    /// Who are you?
+    Hello,
+    /// Are you well? Answered without touching anything.
+    Health,
+    /// The supervisor's own connection. With it come, as `SCM_RIGHTS`, the
+    /// descriptors that `descriptors` names, in that order. While the agent has
+    /// had one and lost it, it ends itself and everything with it (L5).
+    Control {
+        descriptors: Vec<Descriptor>,
+    },
+    /// End accepted connections, this one last and the control connection too,
+    /// accept no new one for a moment, and live on without supervisor for
+    /// `window_ms`, so that the processes can be checkpointed.
+    Quiesce {
+        fence: Fence,
+        window_ms: u64,
+    },
+
+    ExecStart {
+        fence: Fence,
+        id: ExecutionId,
+        spec: ExecSpec,
+    },
+    ExecStatus {
+        id: ExecutionId,
+    },
+    ExecList,
+    ExecAttach {
+        id: ExecutionId,
+        offset: u64,
+        follow: bool,
+    },
+    ExecStdin {
+        fence: Fence,
+        id: ExecutionId,
+        offset: u64,
+        close: bool,
+    },
+    ExecSignal {
+        fence: Fence,
+        id: ExecutionId,
+        signal: i32,
+    },
+    ExecResize {
+        fence: Fence,
+        id: ExecutionId,
+        size: TtySize,
+    },
+    ExecCancel {
+        fence: Fence,
+        id: ExecutionId,
+    },
+
+    FileRead {
+        path: String,
+        offset: u64,
+        length: Option<u64>,
+    },
+    FileWrite {
+        fence: Fence,
+        path: String,
+        mode: Option<u32>,
+        user: Option<String>,
+    },
+    FileStat {
+        path: String,
+    },
+    FileList {
+        path: String,
+        depth: u32,
+    },
+    FileMkdir {
+        fence: Fence,
+        path: String,
+    },
+    FileMove {
+        fence: Fence,
+        from: String,
+        to: String,
+    },
+    FileRemove {
+        fence: Fence,
+        path: String,
+    },
+    FileWatch {
+        path: String,
+        recursive: bool,
+    },
+    ArchiveGet {
+        path: String,
+    },
+    ArchivePut {
+        fence: Fence,
+        path: String,
+        bounds: ArchiveBounds,
+    },
+
+    /// Connect to a TCP port on loopback inside.
+    Dial {
+        port: u16,
+    },
+}
+
+/// A descriptor that comes with [`Request::Control`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Descriptor {
+    /// The sandbox's own v2 cgroup, a directory in which the keeper may make others.
+    Cgroup,
+    /// A file with an `oom_kill N` line, to tell an OOM kill from another.
+    OomEvents,
+}
+
+/// The first frame of every answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reply {
+    /// It was done, or is about to be streamed.
+    Ok(Answer),
+    /// It was not.
+    Error(AgentError),
+}
+
+/// What came of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "named after the requests they answer")]
+pub enum Answer {
+    Hello(Hello),
+    Health(Health),
+    Done,
+    Quiesced { connections_closed: u64 },
+    Exec(ExecStatus),
+    Execs(Vec<ExecStatus>),
+    Attached(ExecStatus),
+    Stdin { taken_bytes: u64 },
+    Stat(FileStat),
+    Listing(DirListing),
+    Unpacked(Unpacked),
+}
+
+/// Who the agent is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// Its [`PROTOCOL`].
+    pub protocol: u32,
+    /// Its version, for display.
+    pub version: String,
+    /// Names of the requests that it knows, and of further abilities.
+    pub features: Vec<String>,
+    /// Which instance it serves.
+    pub identity: Identity,
+}
+
+/// How the agent is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Health {
+    /// Executions that run.
+    pub running: u64,
+    /// Executions that are remembered.
+    pub known: u64,
+    /// Connections that are open.
+    pub connections: u64,
+    /// How process trees are killed here: `cgroup` or `subreaper`.
+    pub killing: String,
+}
+
+/// What went wrong.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct AgentError {
+    /// Which kind.
+    pub code: ErrorCode,
+    /// For the caller.
+    pub message: String,
+    /// With [`ErrorCode::Fenced`]: the highest token seen. With
+    /// [`ErrorCode::StaleGeneration`]: the agent's own generation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub current: Option<u64>,
+}
+
+/// Kinds of error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the same words as in viv_provider::ProviderError")]
+pub enum ErrorCode {
+    Fenced,
+    StaleGeneration,
+    NotFound,
+    Conflict,
+    Invalid,
+    Exhausted,
+    Unsupported,
+    Failed,
+}
+
+/// Between the chunks of an attached execution.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "see viv_core::exec::OutputEvent")]
+pub enum StreamEvent {
+    Cut { from: u64, to: u64 },
+    End(ExecStatus),
+}
+
+/// What the supervisor says on the control connection.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ControlMessage {
+    /// A newer token was seen; older ones are refused from now on.
+    Token(FencingToken),
+    /// Sent just before a thaw: the clocks of executions stood still this long (L13).
+    Thawing {
+        /// How long.
+        frozen_ms: u64,
+    },
+}
+
+/// What the agent says on the control connection.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AgentMessage {
+    /// This could not be shown to have ended: end everything (X3).
+    Unverifiable {
+        /// What it is.
+        what: String,
+    },
+}

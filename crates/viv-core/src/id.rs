@@ -1,0 +1,253 @@
+//! Typed identifiers.
+//!
+//! An id is a short prefix and 1 to [`BODY_BYTES_MAX`] characters of
+//! `[a-z0-9]`, so it is safe as a file name, a cgroup name, a DNS label and a
+//! URL segment without escaping. New ids are made from 16 bytes handed in by
+//! the caller (randomness is an argument here) as 26 characters of base 32.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// Longest body of an id; with the prefix it stays under the 63 bytes of a DNS label.
+pub const BODY_BYTES_MAX: usize = 48;
+
+const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
+
+/// Why a text is not an id.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum IdError {
+    /// The prefix is not the one of this kind of id.
+    #[error("{text:?} does not start with {expected:?}")]
+    WrongPrefix {
+        /// What was given.
+        text: String,
+        /// The prefix that this kind of id has.
+        expected: &'static str,
+    },
+    /// The body is empty or longer than [`BODY_BYTES_MAX`].
+    #[error("{text:?} has {len} characters after its prefix, allowed are 1 to {BODY_BYTES_MAX}")]
+    WrongLength {
+        /// What was given.
+        text: String,
+        /// Length of its body.
+        len: usize,
+    },
+    /// A character outside `[a-z0-9]` (owner marks: also `-`).
+    #[error("{text:?} contains {found:?}, which an id may not")]
+    WrongCharacter {
+        /// What was given.
+        text: String,
+        /// The first character that may not be there.
+        found: char,
+    },
+}
+
+/// Encodes 16 bytes as 26 characters that sort like the bytes do.
+fn encode(bytes: [u8; 16]) -> String {
+    let mut value = u128::from_be_bytes(bytes);
+    let mut out = [0_u8; 26];
+    for slot in out.iter_mut().rev() {
+        *slot = ALPHABET[(value & 31) as usize];
+        value >>= 5;
+    }
+    out.iter().map(|&b| char::from(b)).collect()
+}
+
+fn check(text: &str, prefix: &'static str, also: Option<char>) -> Result<(), IdError> {
+    let Some(body) = text.strip_prefix(prefix) else {
+        return Err(IdError::WrongPrefix { text: clip(text), expected: prefix });
+    };
+    if body.is_empty() || body.len() > BODY_BYTES_MAX {
+        return Err(IdError::WrongLength { text: clip(text), len: body.len() });
+    }
+    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || Some(c) == also;
+    match body.chars().find(|&c| !allowed(c)) {
+        Some(found) => Err(IdError::WrongCharacter { text: clip(text), found }),
+        None => Ok(()),
+    }
+}
+
+/// An error message must not carry an unbounded piece of bad input.
+fn clip(text: &str) -> String {
+    text.chars().take(64).collect()
+}
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(try_from = "String", into = "String")]
+        pub struct $name(String);
+
+        impl $name {
+            /// What every id of this kind starts with.
+            pub const PREFIX: &'static str = $prefix;
+
+            /// Makes an id from bytes that the caller drew.
+            pub fn from_bytes(bytes: [u8; 16]) -> Self {
+                Self(format!("{}{}", $prefix, encode(bytes)))
+            }
+
+            /// The id as text, prefix included.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = IdError;
+
+            fn from_str(text: &str) -> Result<Self, IdError> {
+                check(text, $prefix, None)?;
+                Ok(Self(text.to_owned()))
+            }
+        }
+
+        text_traits!($name);
+    };
+}
+
+macro_rules! text_traits {
+    ($name:ident) => {
+        impl TryFrom<String> for $name {
+            type Error = IdError;
+
+            fn try_from(text: String) -> Result<Self, IdError> {
+                text.parse()
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(id: $name) -> String {
+                id.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
+}
+
+id!(
+    /// A durable identity; its instances come and go.
+    SandboxId, "sbx_"
+);
+id!(
+    /// One command in one instance.
+    ExecutionId, "exe_"
+);
+id!(
+    /// One intended change. Repeating a call with the same operation id does the work once.
+    OperationId, "op_"
+);
+id!(
+    /// A saved filesystem, with memory where the provider can.
+    SnapshotId, "snp_"
+);
+
+/// Says whose a sandbox is: one installation of Vivarium, one test.
+///
+/// Everything that a provider makes carries its owner's mark, and nobody
+/// touches what carries another.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct OwnerMark(String);
+
+impl OwnerMark {
+    /// The mark as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for OwnerMark {
+    type Err = IdError;
+
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        check(text, "", Some('-'))?;
+        Ok(Self(text.to_owned()))
+    }
+}
+
+text_traits!(OwnerMark);
+
+/// Counts the instances of one sandbox; it only grows (T5).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Generation(pub u64);
+
+impl Generation {
+    /// The generation of a sandbox's first instance.
+    pub const FIRST: Self = Self(1);
+
+    /// The generation that follows.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
+impl fmt::Display for Generation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// Grows with every change of the lease on a sandbox; the highest one seen wins (L15).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct FencingToken(pub u64);
+
+impl fmt::Display for FencingToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn bad_ids_are_told_apart() {
+        assert!(matches!("exe_1".parse::<SandboxId>(), Err(IdError::WrongPrefix { .. })));
+        assert!(matches!("sbx_".parse::<SandboxId>(), Err(IdError::WrongLength { len: 0, .. })));
+        assert!(matches!("sbx_a/b".parse::<SandboxId>(), Err(IdError::WrongCharacter { found: '/', .. })));
+        assert!(matches!("sbx_..".parse::<SandboxId>(), Err(IdError::WrongCharacter { found: '.', .. })));
+        assert!(matches!("a b".parse::<OwnerMark>(), Err(IdError::WrongCharacter { found: ' ', .. })));
+    }
+
+    proptest! {
+        #[test]
+        fn made_ids_parse_and_sort_like_their_bytes(a: [u8; 16], b: [u8; 16]) {
+            let (x, y) = (SandboxId::from_bytes(a), SandboxId::from_bytes(b));
+            prop_assert_eq!(&x.as_str().parse::<SandboxId>().unwrap(), &x);
+            prop_assert_eq!(a.cmp(&b), x.cmp(&y));
+        }
+
+        #[test]
+        fn no_text_breaks_the_parser(text in ".*") {
+            if let Ok(id) = text.parse::<ExecutionId>() {
+                prop_assert_eq!(id.as_str(), text);
+            }
+        }
+    }
+
+    #[test]
+    fn a_bad_id_does_not_deserialise() {
+        assert!(serde_json::from_str::<SandboxId>("\"sbx_../../etc\"").is_err());
+    }
+}

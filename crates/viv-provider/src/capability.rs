@@ -1,0 +1,82 @@
+//! What a provider can do, declared rather than guessed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+/// One thing that a provider may or may not be able to do.
+///
+/// Creating, observing, listing, executing with pipes, plain file access and
+/// destroying are not here: whoever cannot do those is not a provider.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Capability {
+    /// Stop all processes and keep their memory.
+    Freeze,
+    /// Move the hard deadline.
+    Extend,
+    /// End an instance at its hard deadline without being asked again.
+    HardDeadline,
+    /// Save the filesystem with the processes ended.
+    SaveStopped,
+    /// Save the filesystem of a running instance, which runs on.
+    SaveLive,
+    /// Save memory along with the filesystem.
+    SaveMemory,
+    /// Make an instance from a snapshot.
+    Restore,
+    /// Make an instance from another one, which runs on.
+    Fork,
+    /// Run commands on a terminal.
+    Tty,
+    /// Tell about changes of files.
+    FileWatch,
+    /// Reach TCP ports inside.
+    Ports,
+    /// Push the end of an instance instead of being asked.
+    EndPushed,
+    /// Limit the use of processors.
+    LimitCpu,
+    /// Limit the use of memory.
+    LimitMemory,
+    /// Limit the number of processes.
+    LimitProcesses,
+    /// Limit the use of disk.
+    LimitDisk,
+    /// Report live figures.
+    Usage,
+    /// Prove by a kernel object, not by looking around, that a process tree is gone.
+    ProvenKill,
+}
+
+/// What a provider declares.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Capabilities {
+    /// What it can do.
+    pub has: BTreeSet<Capability>,
+    /// Why it cannot do the rest, for those where there is something to say.
+    pub missing: BTreeMap<Capability, String>,
+}
+
+impl Capabilities {
+    /// Whether it can do this.
+    pub fn can(&self, capability: Capability) -> bool {
+        self.has.contains(&capability)
+    }
+
+    /// Declares one more.
+    #[must_use]
+    pub fn with(mut self, capability: Capability) -> Self {
+        self.missing.remove(&capability);
+        self.has.insert(capability);
+        self
+    }
+
+    /// Declares one as missing, with the reason that users will read.
+    #[must_use]
+    pub fn without(mut self, capability: Capability, why: impl Into<String>) -> Self {
+        self.has.remove(&capability);
+        self.missing.insert(capability, why.into());
+        self
+    }
+}

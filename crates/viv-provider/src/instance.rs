@@ -1,0 +1,278 @@
+//! Instances as data: what is asked for, what is seen.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use viv_core::{EndCause, FencingToken, Generation, OperationId, OwnerMark, SandboxId, SnapshotId};
+
+/// Goes with every change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mutation {
+    /// Repeating the call with the same one does the work once.
+    pub operation: OperationId,
+    /// The generation that is meant.
+    pub generation: Generation,
+    /// An older one than the highest seen is refused.
+    pub token: FencingToken,
+    /// How long the caller waits; after that the call fails with `TimedOut`.
+    pub budget_ms: u64,
+}
+
+/// One incarnation of a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct InstanceRef {
+    /// Whose incarnation.
+    pub sandbox: SandboxId,
+    /// Which one.
+    pub generation: Generation,
+}
+
+impl fmt::Display for InstanceRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.sandbox, self.generation)
+    }
+}
+
+/// What an instance is made of.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Image {
+    /// The provider's own userland: on a local machine, the machine's.
+    #[default]
+    Host,
+    /// A directory that holds a root filesystem; it is only read.
+    Directory {
+        /// Absolute path.
+        path: String,
+    },
+    /// Something that the provider knows by name.
+    Named {
+        /// The name.
+        name: String,
+    },
+}
+
+/// Limits. `None` leaves a resource unlimited.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ResourceLimits {
+    /// Thousandths of one processor.
+    pub cpu_millis: Option<u64>,
+    /// Memory.
+    pub memory_bytes: Option<u64>,
+    /// Processes and threads.
+    pub processes: Option<u64>,
+    /// Disk.
+    pub disk_bytes: Option<u64>,
+}
+
+/// What to make.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InstanceSpec {
+    /// What it is made of.
+    pub image: Image,
+    /// Limits.
+    #[serde(default)]
+    pub limits: ResourceLimits,
+    /// Environment of every command in it.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Where commands start; made if it is not there.
+    #[serde(default = "default_workdir")]
+    pub workdir: String,
+    /// Free labels, shown in listings.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// How long it may live from now on (hard deadline, L5).
+    pub lifetime_ms: u64,
+}
+
+fn default_workdir() -> String {
+    "/workspace".to_owned()
+}
+
+impl InstanceSpec {
+    /// The provider's own userland for this long, everything else by default.
+    pub fn host(lifetime_ms: u64) -> Self {
+        Self {
+            image: Image::Host,
+            limits: ResourceLimits::default(),
+            env: BTreeMap::new(),
+            workdir: default_workdir(),
+            labels: BTreeMap::new(),
+            lifetime_ms,
+        }
+    }
+}
+
+/// How an instance was seen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum InstanceState {
+    /// It is being made.
+    Creating,
+    /// It runs.
+    Running,
+    /// It keeps its memory and gets no processor.
+    Frozen,
+    /// It is being ended; there is no way back.
+    Ending {
+        /// Why.
+        #[serde(flatten)]
+        cause: EndCause,
+    },
+    /// It ended, and its record is still here.
+    Ended(Ended),
+    /// There is none, neither alive nor ended. This was looked at.
+    Absent,
+}
+
+impl fmt::Display for InstanceState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Creating => f.write_str("creating"),
+            Self::Running => f.write_str("running"),
+            Self::Frozen => f.write_str("frozen"),
+            Self::Ending { cause } => write!(f, "ending ({cause})"),
+            Self::Ended(ended) => write!(f, "ended ({})", ended.cause),
+            Self::Absent => f.write_str("absent"),
+        }
+    }
+}
+
+/// The end of an instance.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ended {
+    /// Why.
+    #[serde(flatten)]
+    pub cause: EndCause,
+    /// When, wall time, for display.
+    pub at_ms: u64,
+}
+
+/// The hard deadline as its arbiter has it right now (T6).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Deadline {
+    /// What is left.
+    pub remaining_ms: u64,
+    /// Grows with every change.
+    pub revision: u64,
+}
+
+/// How to move a hard deadline. Both count from the arbiter's own now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DeadlineChange {
+    /// No earlier than this from now; a later one stays.
+    AtLeastMs(u64),
+    /// Exactly this from now, also when that is earlier.
+    ExactlyMs(u64),
+}
+
+/// How something was learnt (T1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ObservedVia {
+    /// The supervisor beside the instance answered.
+    Supervisor,
+    /// The supervisor is gone; its durable record was read.
+    Record,
+    /// A remote API answered.
+    Api,
+}
+
+/// Live figures.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Processor time so far.
+    pub cpu_us: Option<u64>,
+    /// Memory now.
+    pub memory_bytes: Option<u64>,
+    /// Processes now.
+    pub processes: Option<u64>,
+    /// Times that the kernel killed for memory.
+    pub oom_kills: Option<u64>,
+}
+
+/// An instance as it was seen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Observation {
+    /// Which one.
+    pub instance: InstanceRef,
+    /// How it is.
+    pub state: InstanceState,
+    /// Its hard deadline, while it lives.
+    pub deadline: Option<Deadline>,
+    /// Figures, where the provider has them.
+    pub usage: Option<Usage>,
+    /// Wall time of the look.
+    pub observed_at_ms: u64,
+    /// Who was asked.
+    pub via: ObservedVia,
+}
+
+/// One line of a listing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listed {
+    /// Which one.
+    pub instance: InstanceRef,
+    /// Whose.
+    pub owner: OwnerMark,
+    /// How it is.
+    pub state: InstanceState,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// Which part of a listing to give.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PageRequest {
+    /// What the page before gave as `next`.
+    pub cursor: Option<String>,
+    /// How many at most; the provider may give fewer.
+    pub limit: Option<usize>,
+}
+
+/// A part of a listing.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Page {
+    /// The instances.
+    pub items: Vec<Listed>,
+    /// Where to go on; `None` at the end.
+    pub next: Option<String>,
+    /// What could not be looked at. When this is not empty, an instance that
+    /// is not listed may well exist (T7).
+    pub unreadable: Vec<String>,
+}
+
+impl Page {
+    /// Whether something could not be looked at.
+    pub fn is_partial(&self) -> bool {
+        !self.unreadable.is_empty()
+    }
+}
+
+/// What to save, and as what.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SaveRequest {
+    /// The id of the snapshot to be.
+    pub snapshot: SnapshotId,
+    /// Whether the instance runs on. Otherwise its processes are ended first.
+    pub live: bool,
+    /// Whether memory is to be saved too.
+    pub memory: bool,
+}
+
+/// A saved filesystem.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// Its id.
+    pub id: SnapshotId,
+    /// Of which instance.
+    pub source: InstanceRef,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Whether it holds memory.
+    pub memory: bool,
+}

@@ -1,0 +1,33 @@
+//! What Vivarium asks of whoever runs its sandboxes.
+//!
+//! ```text
+//!   engine ──► Provider ──┬── local        a shim and an agent on this machine (viv-sandbox)
+//!                         ├── sim          in memory, deterministic (here)
+//!                         └── docker, kubernetes, hosted APIs (later)
+//! ```
+//!
+//! - [`Provider`] is the trait; [`conformance`] is the suite that every
+//!   implementation has to pass; [`sim`] is the one for simulation.
+//! - A mutation carries a [`Mutation`]: operation id, generation, fencing token
+//!   and a time budget. It is safe to repeat: the same operation does its work
+//!   once and answers the same.
+//! - Absence is something that was seen ([`InstanceState::Absent`]); an error
+//!   is never absence (T7).
+//!
+//! Architecture invariant: nothing here knows HTTP, a database or a kernel.
+#![forbid(unsafe_code)]
+
+pub mod capability;
+pub mod conformance;
+pub mod error;
+pub mod instance;
+pub mod provider;
+pub mod sim;
+
+pub use capability::{Capabilities, Capability};
+pub use error::ProviderError;
+pub use instance::{
+    Deadline, DeadlineChange, Ended, Image, InstanceRef, InstanceSpec, InstanceState, Listed, Mutation, Observation,
+    ObservedVia, Page, PageRequest, ResourceLimits, SaveRequest, Snapshot, Usage,
+};
+pub use provider::{ByteReader, Dialled, FileWrite, OutputStream, Provider, WatchStream};

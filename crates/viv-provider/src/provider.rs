@@ -1,0 +1,294 @@
+//! The trait.
+
+use async_trait::async_trait;
+use tokio::io::{AsyncRead, AsyncWrite};
+use viv_core::exec::{ExecSpec, ExecStatus, OutputEvent, TtySize};
+use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked, WatchEvent};
+use viv_core::{ExecutionId, OwnerMark, SandboxId, SnapshotId};
+
+use crate::capability::Capabilities;
+use crate::error::ProviderError;
+use crate::instance::{
+    Deadline, DeadlineChange, Ended, InstanceRef, InstanceSpec, Mutation, Observation, Page, PageRequest, SaveRequest,
+    Snapshot,
+};
+
+type Result<T> = std::result::Result<T, ProviderError>;
+
+/// Bytes on their way out of, or into, an instance.
+pub type ByteReader = Box<dyn AsyncRead + Send + Unpin>;
+
+/// A connection to a port inside.
+pub trait Dialled: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Dialled for T {}
+
+/// The output of an execution, from an offset on.
+#[async_trait]
+pub trait OutputStream: Send {
+    /// The next event; `None` after [`OutputEvent::End`].
+    async fn next(&mut self) -> Result<Option<OutputEvent>>;
+}
+
+/// Changes below a directory. Dropping it ends the watch.
+#[async_trait]
+pub trait WatchStream: Send {
+    /// The next change; `None` when the instance ended.
+    async fn next(&mut self) -> Result<Option<WatchEvent>>;
+}
+
+/// How to write a file.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FileWrite {
+    /// Absolute path; missing directories above it are made.
+    pub path: String,
+    /// Permission bits; those of a file that is replaced, or 0644, when absent.
+    pub mode: Option<u32>,
+    /// Who shall own it; root of the sandbox when absent.
+    pub user: Option<String>,
+}
+
+/// Whoever runs sandboxes.
+///
+/// Rules for every implementation, checked by [`crate::conformance`]:
+///
+/// - A method that takes a [`Mutation`] refuses an older fencing token than
+///   the highest seen for that sandbox ([`ProviderError::Fenced`]) and another
+///   generation than the current one ([`ProviderError::StaleGeneration`]),
+///   also after the instance was destroyed and made again.
+/// - Refusals come in this order: `Unsupported` (not declared), `Fenced`,
+///   `StaleGeneration`, `Absent` (this generation was destroyed, or the
+///   sandbox never was), `NotRunning` or `Expired`, and then what is wrong
+///   with the request itself.
+/// - Such a method is safe to repeat with the same operation id: the work is
+///   done once and the answer is the same, also when doing it twice would have
+///   failed (moving or removing a file, a signal to what has ended since).
+/// - A method without one changes nothing, and is not activity (T9). With an
+///   old generation it is refused as `StaleGeneration`, with one that was
+///   destroyed as `Absent`; only [`Provider::observe`] answers both with
+///   [`crate::InstanceState::Absent`].
+/// - After an instance ended, and until it is destroyed, its state, cause,
+///   executions and kept output are still told; anything that needs it alive
+///   is refused as `NotRunning`.
+/// - A create that fails leaves nothing (J5); a destroy that answers has seen
+///   that nothing is left (L20).
+#[async_trait]
+pub trait Provider: Send + Sync {
+    /// A short name for messages.
+    fn name(&self) -> &str;
+
+    /// What it can do here.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Makes an instance of `mutation.generation` and answers when it runs.
+    ///
+    /// The same operation again answers with the instance as it stands now.
+    /// Another operation is a `Conflict` while any generation is there, alive
+    /// or ended: destroy comes first. A generation that was destroyed, also
+    /// one that never was made, is `StaleGeneration` for ever. A limit that is
+    /// not declared is `Unsupported`; a spec that is `Invalid` changes nothing,
+    /// so its generation stays free.
+    async fn create(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        owner: &OwnerMark,
+        spec: &InstanceSpec,
+    ) -> Result<Observation>;
+
+    /// Looks at an instance, without touching it.
+    async fn observe(&self, instance: &InstanceRef) -> Result<Observation>;
+
+    /// Lists what carries this mark, alive or ended and not yet destroyed:
+    /// each instance once over all pages.
+    async fn list(&self, owner: &OwnerMark, page: PageRequest) -> Result<Page>;
+
+    /// Answers when the instance has ended, at once if it has. A destroy does
+    /// not lose the answer: the tombstone of the last generation keeps the
+    /// cause. `Absent` when there never was one.
+    async fn wait_end(&self, instance: &InstanceRef) -> Result<Ended>;
+
+    /// Ends everything in the instance, proves it, and removes every trace.
+    /// Answers the same when there is nothing any more, or never was: also
+    /// then the generation is fenced, so that a create on its way comes too late.
+    async fn destroy(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()>;
+
+    /// Moves the hard deadline: a compare-and-set at its arbiter, durable
+    /// before it is answered, `Expired` once it has passed (L5).
+    async fn extend(&self, mutation: &Mutation, sandbox: &SandboxId, change: DeadlineChange) -> Result<Deadline>;
+
+    /// Takes the processors away and keeps the memory. Freezing the frozen
+    /// answers the same. The limits of executions stand still, the hard
+    /// deadline does not. Executions and their output can still be read;
+    /// whatever needs a process inside is `NotRunning`.
+    async fn freeze(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()>;
+
+    /// Gives the processors back; to what runs, it answers the same.
+    async fn thaw(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()>;
+
+    /// Saves the filesystem. When it is not live, running executions become
+    /// `Lost` first, and an instance that ended can still be saved. A used
+    /// snapshot id is a `Conflict` for another operation.
+    async fn save(&self, mutation: &Mutation, sandbox: &SandboxId, request: &SaveRequest) -> Result<Snapshot>;
+
+    /// Makes an instance of `mutation.generation` from a snapshot; otherwise
+    /// like [`Provider::create`]. With memory, executions run on under their
+    /// ids; without, there are none.
+    async fn restore(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        owner: &OwnerMark,
+        spec: &InstanceSpec,
+        snapshot: &SnapshotId,
+    ) -> Result<Observation>;
+
+    /// Makes an instance of another sandbox from a living one, which runs on.
+    /// The mutation is the new sandbox's.
+    async fn fork(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        owner: &OwnerMark,
+        spec: &InstanceSpec,
+        source: &InstanceRef,
+    ) -> Result<Observation>;
+
+    /// Starts a command. The id is the caller's, so a repeated call finds what
+    /// the first one started, by whichever operation; with another spec it is a
+    /// `Conflict`. A command that cannot start is an execution that `Failed`,
+    /// not an error; an empty one is `Invalid`.
+    async fn execute(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        execution: &ExecutionId,
+        spec: &ExecSpec,
+    ) -> Result<ExecStatus>;
+
+    /// How an execution stands, also after the instance ended.
+    async fn execution(&self, instance: &InstanceRef, execution: &ExecutionId) -> Result<ExecStatus>;
+
+    /// All executions that are still known, oldest first.
+    async fn executions(&self, instance: &InstanceRef) -> Result<Vec<ExecStatus>>;
+
+    /// Reads output from an offset on; with `follow`, until the execution ends.
+    ///
+    /// The first event stands exactly at the offset, and there are no gaps:
+    /// what was not kept is told as a cut. Of a long output, the beginning and
+    /// the end are kept. An offset past the end hears only the end. A stream
+    /// whose instance is destroyed meanwhile ends, or fails as `Absent`.
+    async fn attach(
+        &self,
+        instance: &InstanceRef,
+        execution: &ExecutionId,
+        offset: u64,
+        follow: bool,
+    ) -> Result<Box<dyn OutputStream>>;
+
+    /// Gives input. `offset` is where the first byte stands in all input so
+    /// far; bytes that were taken before are not taken again. Answers how many
+    /// bytes were taken in all, which may be fewer than were given. A gap, a
+    /// closed input and an execution that ended are a `Conflict`.
+    async fn write_stdin(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        execution: &ExecutionId,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<u64>;
+
+    /// Closes the input; what is closed or has ended answers the same.
+    async fn close_stdin(&self, mutation: &Mutation, sandbox: &SandboxId, execution: &ExecutionId) -> Result<()>;
+
+    /// Sends a signal to the execution's first process. `Conflict` when that
+    /// has ended, `Invalid` when there is no such signal.
+    async fn signal(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        execution: &ExecutionId,
+        signal: i32,
+    ) -> Result<()>;
+
+    /// Changes the size of its terminal; `Conflict` when it has none.
+    async fn resize(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        execution: &ExecutionId,
+        size: TtySize,
+    ) -> Result<()>;
+
+    /// Ends its whole tree (TERM, grace, KILL) and answers when it is gone (X3).
+    /// What had ended before keeps its outcome, and that is the answer.
+    async fn cancel(&self, mutation: &Mutation, sandbox: &SandboxId, execution: &ExecutionId) -> Result<ExecStatus>;
+
+    /// Reads a part of a file; to its end without `length`, nothing past it.
+    /// Links are followed. `NotFound` when there is none, `Conflict` when it is
+    /// a directory. Here and below, a path that is not absolute is `Invalid`.
+    async fn file_read(
+        &self,
+        instance: &InstanceRef,
+        path: &str,
+        offset: u64,
+        length: Option<u64>,
+    ) -> Result<ByteReader>;
+
+    /// Replaces a file as a whole, in one step. `Conflict` when a directory is
+    /// there, or a file is in the way.
+    async fn file_write(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        file: &FileWrite,
+        content: ByteReader,
+    ) -> Result<FileStat>;
+
+    /// Looks at a path. A link is looked at itself.
+    async fn file_stat(&self, instance: &InstanceRef, path: &str) -> Result<FileStat>;
+
+    /// Lists a directory down to a depth; 1 is the directory itself, 0 is
+    /// `Invalid`. Links are not followed. `Conflict` when it is not a directory.
+    async fn file_list(&self, instance: &InstanceRef, path: &str, depth: u32) -> Result<DirListing>;
+
+    /// Makes a directory and those above it; one that is there is fine, a file
+    /// in the way is a `Conflict`.
+    async fn file_mkdir(&self, mutation: &Mutation, sandbox: &SandboxId, path: &str) -> Result<()>;
+
+    /// Moves a path, replacing what is there; a directory that is not empty is
+    /// a `Conflict`.
+    async fn file_move(&self, mutation: &Mutation, sandbox: &SandboxId, from: &str, to: &str) -> Result<()>;
+
+    /// Removes a path with all below it. Links are removed, not followed.
+    /// `NotFound` when there is none; the root is `Invalid`.
+    async fn file_remove(&self, mutation: &Mutation, sandbox: &SandboxId, path: &str) -> Result<()>;
+
+    /// Tells about changes below a directory: all that happen after this has answered.
+    async fn file_watch(&self, instance: &InstanceRef, path: &str, recursive: bool) -> Result<Box<dyn WatchStream>>;
+
+    /// A tar archive of a path: of a directory what is in it, named from there
+    /// on, so that it can be put back at the same path; of anything else the
+    /// one entry, by its last name.
+    async fn archive_get(&self, instance: &InstanceRef, path: &str) -> Result<ByteReader>;
+
+    /// Unpacks a tar archive into a directory, made if it is not there (S4).
+    ///
+    /// A bound that is passed is `Exhausted`. `Invalid` is an entry that is
+    /// absolute, climbs, or goes through a symbolic link below the directory,
+    /// a hard link to anywhere else, and what is no archive. Symbolic links
+    /// are made as they are, since nothing is written through them; one that
+    /// an entry replaces is replaced, not followed. What is refused may leave
+    /// a part of itself in the directory, and nothing anywhere else.
+    async fn archive_put(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        path: &str,
+        bounds: ArchiveBounds,
+        archive: ByteReader,
+    ) -> Result<Unpacked>;
+
+    /// Connects to a TCP port inside; `NotFound` when nobody listens.
+    async fn dial(&self, instance: &InstanceRef, port: u16) -> Result<Box<dyn Dialled>>;
+}

@@ -1,0 +1,317 @@
+//! An instance and how time goes over it.
+//!
+//! ```text
+//!   Running ⇄ Frozen
+//!      └────┬────┘
+//!           ▼ the deadline
+//!         Ended          and destroying removes it from every phase
+//! ```
+
+use std::collections::VecDeque;
+
+use viv_core::exec::{ExecSpec, ExecStatus};
+use viv_core::file::{FileStat, Unpacked};
+use viv_core::{EndCause, ExecutionId, OperationId, OwnerMark};
+
+use super::execution::{Execution, Host};
+use super::tree::Tree;
+use crate::error::ProviderError;
+use crate::instance::{
+    Deadline, DeadlineChange, Ended, InstanceRef, InstanceSpec, InstanceState, Listed, Observation, ObservedVia, Usage,
+};
+
+/// Answers that are kept for repeated operations; a repetition comes within seconds, not within hundreds of changes.
+const ANSWERS_KEPT_MAX: usize = 256;
+
+/// Executions that are remembered; then the oldest that ended is forgotten.
+const EXECUTIONS_KEPT_MAX: usize = 512;
+
+/// The memory that a simulated process is said to use.
+const PROCESS_MEMORY_BYTES: u64 = 1 << 20;
+
+/// How it stands.
+#[derive(Debug, Clone)]
+enum Phase {
+    Running,
+    Frozen { since_ms: u64 },
+    Ended(Ended),
+}
+
+/// What a mutation answered.
+#[derive(Debug, Clone)]
+pub(super) enum Kept {
+    Done,
+    Deadline(Deadline),
+    Stat(FileStat),
+    Unpacked(Unpacked),
+}
+
+/// An instance.
+#[derive(Debug)]
+pub(super) struct Instance {
+    pub(super) reference: InstanceRef,
+    pub(super) owner: OwnerMark,
+    spec: InstanceSpec,
+    phase: Phase,
+    /// Absent where nobody keeps deadlines.
+    deadline_at_ms: Option<u64>,
+    revision: u64,
+    pub(super) tree: Tree,
+    /// Oldest first.
+    executions: Vec<Execution>,
+    answers: VecDeque<(OperationId, Kept)>,
+    pids: u32,
+}
+
+impl Instance {
+    pub(super) fn new(
+        reference: InstanceRef,
+        owner: OwnerMark,
+        spec: InstanceSpec,
+        deadline_at_ms: Option<u64>,
+        tree: Tree,
+        executions: Vec<Execution>,
+    ) -> Self {
+        // The first process of an instance is its init, so commands come after it.
+        let pids = 1 + executions.len() as u32;
+        Self {
+            reference,
+            owner,
+            spec,
+            phase: Phase::Running,
+            deadline_at_ms,
+            revision: 1,
+            tree,
+            executions,
+            answers: VecDeque::new(),
+            pids,
+        }
+    }
+
+    pub(super) fn state(&self) -> InstanceState {
+        match &self.phase {
+            Phase::Running => InstanceState::Running,
+            Phase::Frozen { .. } => InstanceState::Frozen,
+            Phase::Ended(ended) => InstanceState::Ended(ended.clone()),
+        }
+    }
+
+    pub(super) fn ended(&self) -> Option<&Ended> {
+        match &self.phase {
+            Phase::Running | Phase::Frozen { .. } => None,
+            Phase::Ended(ended) => Some(ended),
+        }
+    }
+
+    /// Refuses unless it runs.
+    pub(super) fn need_running(&self) -> Result<(), ProviderError> {
+        match self.phase {
+            Phase::Running => Ok(()),
+            Phase::Frozen { .. } | Phase::Ended(_) => Err(ProviderError::NotRunning { state: self.state() }),
+        }
+    }
+
+    /// Refuses when it has ended.
+    pub(super) fn need_alive(&self) -> Result<(), ProviderError> {
+        match self.phase {
+            Phase::Running | Phase::Frozen { .. } => Ok(()),
+            Phase::Ended(_) => Err(ProviderError::NotRunning { state: self.state() }),
+        }
+    }
+
+    fn deadline(&self, now_ms: u64) -> Option<Deadline> {
+        let at_ms = self.deadline_at_ms.filter(|_| self.ended().is_none())?;
+        Some(Deadline { remaining_ms: at_ms.saturating_sub(now_ms), revision: self.revision })
+    }
+
+    pub(super) fn observe(&self, now_ms: u64, with_usage: bool) -> Observation {
+        Observation {
+            instance: self.reference.clone(),
+            state: self.state(),
+            deadline: self.deadline(now_ms),
+            usage: with_usage.then(|| self.usage()),
+            observed_at_ms: now_ms,
+            via: ObservedVia::Supervisor,
+        }
+    }
+
+    fn usage(&self) -> Usage {
+        let processes = match self.phase {
+            Phase::Running | Phase::Frozen { .. } => 1 + self.executions.iter().filter(|one| !one.is_final()).count(),
+            Phase::Ended(_) => 0,
+        } as u64;
+        Usage {
+            cpu_us: Some(0),
+            memory_bytes: Some(processes * PROCESS_MEMORY_BYTES),
+            processes: Some(processes),
+            oom_kills: Some(0),
+        }
+    }
+
+    pub(super) fn listed(&self) -> Listed {
+        Listed {
+            instance: self.reference.clone(),
+            owner: self.owner.clone(),
+            state: self.state(),
+            labels: self.spec.labels.clone(),
+        }
+    }
+
+    /// Everything that is due until now happens, in its order.
+    pub(super) fn settle(&mut self, now_ms: u64) {
+        while self.ended().is_none() {
+            let expiry = self.deadline_at_ms.filter(|at| *at <= now_ms);
+            let next = self.next_due().filter(|(at, _)| *at <= now_ms);
+            match (expiry, next) {
+                (None, None) => return,
+                (Some(at), None) => self.end(at, EndCause::Expired),
+                (Some(at), Some((due, _))) if at <= due => self.end(at, EndCause::Expired),
+                (_, Some((due, index))) => {
+                    let (execution, mut host) = self.at(index, due);
+                    execution.happen(&mut host);
+                }
+            }
+        }
+    }
+
+    /// The execution to which something happens first. The frozen have no clock.
+    fn next_due(&self) -> Option<(u64, usize)> {
+        match self.phase {
+            Phase::Running => {}
+            Phase::Frozen { .. } | Phase::Ended(_) => return None,
+        }
+        self.executions.iter().enumerate().filter_map(|(index, one)| Some((one.due_ms()?, index))).min()
+    }
+
+    /// An execution with what it needs of the rest.
+    fn at(&mut self, index: usize, now_ms: u64) -> (&mut Execution, Host<'_>) {
+        let host = Host { now_ms, tree: &mut self.tree, env: &self.spec.env, workdir: &self.spec.workdir };
+        (&mut self.executions[index], host)
+    }
+
+    /// It ends, with all that runs in it.
+    pub(super) fn end(&mut self, at_ms: u64, cause: EndCause) {
+        if self.ended().is_some() {
+            return;
+        }
+        self.lose_executions(at_ms, &cause.to_string());
+        self.phase = Phase::Ended(Ended { cause, at_ms });
+    }
+
+    pub(super) fn lose_executions(&mut self, at_ms: u64, cause: &str) {
+        for execution in &mut self.executions {
+            execution.lose(at_ms, cause);
+        }
+    }
+
+    pub(super) fn extend(&mut self, now_ms: u64, change: DeadlineChange) -> Result<Deadline, ProviderError> {
+        if self.ended().is_some_and(|ended| ended.cause == EndCause::Expired) {
+            return Err(ProviderError::Expired);
+        }
+        self.need_alive()?;
+        let at_ms = self.deadline_at_ms.unwrap_or(now_ms);
+        let moved_ms = match change {
+            DeadlineChange::AtLeastMs(ms) => at_ms.max(now_ms.saturating_add(ms)),
+            DeadlineChange::ExactlyMs(ms) => now_ms.saturating_add(ms),
+        };
+        if moved_ms != at_ms {
+            self.deadline_at_ms = Some(moved_ms);
+            self.revision += 1;
+        }
+        Ok(Deadline { remaining_ms: moved_ms.saturating_sub(now_ms), revision: self.revision })
+    }
+
+    pub(super) fn freeze(&mut self, now_ms: u64) -> Result<(), ProviderError> {
+        match self.phase {
+            Phase::Running => {
+                self.phase = Phase::Frozen { since_ms: now_ms };
+                Ok(())
+            }
+            Phase::Frozen { .. } => Ok(()),
+            Phase::Ended(_) => self.need_alive(),
+        }
+    }
+
+    pub(super) fn thaw(&mut self, now_ms: u64) -> Result<(), ProviderError> {
+        match self.phase {
+            Phase::Running => Ok(()),
+            Phase::Frozen { since_ms } => {
+                for execution in &mut self.executions {
+                    execution.thaw(now_ms, now_ms.saturating_sub(since_ms));
+                }
+                self.phase = Phase::Running;
+                Ok(())
+            }
+            Phase::Ended(_) => self.need_alive(),
+        }
+    }
+
+    pub(super) fn execute(
+        &mut self,
+        now_ms: u64,
+        id: &ExecutionId,
+        spec: &ExecSpec,
+    ) -> Result<ExecStatus, ProviderError> {
+        if let Some(known) = self.executions.iter().find(|one| one.id == *id) {
+            if known.spec == *spec {
+                return Ok(known.status());
+            }
+            return Err(ProviderError::Conflict { what: format!("{id} is another command") });
+        }
+        self.need_running()?;
+        if spec.argv.first().is_none_or(String::is_empty) {
+            let hint = "give at least a program".to_owned();
+            return Err(ProviderError::Invalid { what: "the command is empty".to_owned(), hint });
+        }
+        self.make_room()?;
+        self.pids += 1;
+        let host = Host { now_ms, tree: &mut self.tree, env: &self.spec.env, workdir: &self.spec.workdir };
+        let execution = Execution::start(id.clone(), spec.clone(), self.pids, host);
+        let status = execution.status();
+        self.executions.push(execution);
+        Ok(status)
+    }
+
+    fn make_room(&mut self) -> Result<(), ProviderError> {
+        if self.executions.len() < EXECUTIONS_KEPT_MAX {
+            return Ok(());
+        }
+        let Some(oldest) = self.executions.iter().position(Execution::is_final) else {
+            let what = format!("{EXECUTIONS_KEPT_MAX} run");
+            return Err(ProviderError::Exhausted { limit: "executions", what });
+        };
+        self.executions.remove(oldest);
+        Ok(())
+    }
+
+    pub(super) fn executions(&self) -> &[Execution] {
+        &self.executions
+    }
+
+    pub(super) fn execution(&self, id: &ExecutionId) -> Result<&Execution, ProviderError> {
+        self.executions.iter().find(|one| one.id == *id).ok_or_else(|| ProviderError::NotFound { what: id.to_string() })
+    }
+
+    /// An execution that is to be changed, with what it needs of the rest.
+    pub(super) fn execution_mut(
+        &mut self,
+        id: &ExecutionId,
+        now_ms: u64,
+    ) -> Result<(&mut Execution, Host<'_>), ProviderError> {
+        let index = self.executions.iter().position(|one| one.id == *id);
+        let index = index.ok_or_else(|| ProviderError::NotFound { what: id.to_string() })?;
+        Ok(self.at(index, now_ms))
+    }
+
+    /// What an operation answered before.
+    pub(super) fn recall(&self, operation: &OperationId) -> Option<&Kept> {
+        self.answers.iter().find(|(known, _)| known == operation).map(|(_, kept)| kept)
+    }
+
+    pub(super) fn remember(&mut self, operation: OperationId, kept: Kept) {
+        if self.answers.len() == ANSWERS_KEPT_MAX {
+            self.answers.pop_front();
+        }
+        self.answers.push_back((operation, kept));
+    }
+}

@@ -1,0 +1,118 @@
+//! A provider in memory, for simulation (P1): the same calls at the same
+//! times give the same answers.
+//!
+//! ```text
+//!   SimProvider ──► State (one lock) ──┬── Fences      who may change what, for ever
+//!        │                             ├── Instance ──┬── Execution ── Process, Output
+//!        ▼                             │              └── Tree
+//!     SimClock                         └── Saved       snapshots
+//! ```
+//!
+//! Time is the [`SimClock`]'s. Before a call is answered, everything that is
+//! due by then happens in its order ([`State::settle`]); nothing happens
+//! between calls. Whoever waits looks again when the clock rings.
+//!
+//! Commands are those of [`crate::conformance::program`]; any other one ends
+//! as `Failed`.
+//!
+//! Architecture invariants: no real time, no randomness, no timers, no tasks.
+
+mod archive;
+mod clock;
+mod execution;
+mod fence;
+mod files;
+mod instance;
+mod lifecycle;
+mod output;
+mod process;
+mod provider;
+mod snapshot;
+mod state;
+mod stream;
+mod tree;
+
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+pub use clock::SimClock;
+
+use crate::capability::{Capabilities, Capability};
+use crate::error::ProviderError;
+use state::State;
+
+/// Everything that can be simulated, which is everything.
+const CAPABILITIES: [Capability; 18] = [
+    Capability::Freeze,
+    Capability::Extend,
+    Capability::HardDeadline,
+    Capability::SaveStopped,
+    Capability::SaveLive,
+    Capability::SaveMemory,
+    Capability::Restore,
+    Capability::Fork,
+    Capability::Tty,
+    Capability::FileWatch,
+    Capability::Ports,
+    Capability::EndPushed,
+    Capability::LimitCpu,
+    Capability::LimitMemory,
+    Capability::LimitProcesses,
+    Capability::LimitDisk,
+    Capability::Usage,
+    Capability::ProvenKill,
+];
+
+/// A provider in memory. Clones share their state.
+#[derive(Debug, Clone)]
+pub struct SimProvider {
+    clock: SimClock,
+    state: Arc<Mutex<State>>,
+}
+
+impl SimProvider {
+    /// One that can do everything, on this clock.
+    pub fn new(clock: SimClock) -> Self {
+        let all = CAPABILITIES.into_iter().fold(Capabilities::default(), Capabilities::with);
+        Self::with_capabilities(clock, all)
+    }
+
+    /// One that can do only this, to see how callers cope.
+    pub fn with_capabilities(clock: SimClock, capabilities: Capabilities) -> Self {
+        let state = State::new(capabilities, clock.now_ms());
+        Self { clock, state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// The state as it is now.
+    fn settled(&self) -> MutexGuard<'_, State> {
+        // A panic inside a call is a bug there; the state is still the best one there is.
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.settle(self.clock.now_ms());
+        state
+    }
+
+    /// Looks at the state.
+    fn look<T>(&self, look: impl FnOnce(&State) -> Result<T, ProviderError>) -> Result<T, ProviderError> {
+        look(&self.settled())
+    }
+
+    /// Changes the state, and lets whoever waits look at it.
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> Result<T, ProviderError>) -> Result<T, ProviderError> {
+        let result = change(&mut self.settled());
+        self.clock.ring();
+        result
+    }
+
+    /// Waits until there is something to see.
+    async fn wait<T>(&self, mut look: impl FnMut(&State) -> Option<T>) -> T {
+        loop {
+            // Listening begins before the look, so a ring between look and wait is heard.
+            let mut ring = pin!(self.clock.next_ring());
+            ring.as_mut().enable();
+            if let Some(seen) = look(&self.settled()) {
+                return seen;
+            }
+            ring.await;
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! What goes on after a call was answered: output and changes, heard as they come.
+
+use std::task::Poll;
+
+use async_trait::async_trait;
+use viv_core::ExecutionId;
+use viv_core::exec::OutputEvent;
+use viv_core::file::{WatchEvent, WatchKind};
+
+use super::SimProvider;
+use super::state::State;
+use super::tree::Change;
+use crate::error::ProviderError;
+use crate::instance::InstanceRef;
+use crate::provider::{OutputStream, WatchStream};
+
+type Result<T> = std::result::Result<T, ProviderError>;
+
+/// A reader of an execution's output.
+pub(super) struct SimOutput {
+    pub(super) provider: SimProvider,
+    pub(super) instance: InstanceRef,
+    pub(super) execution: ExecutionId,
+    pub(super) offset: u64,
+    pub(super) follow: bool,
+    pub(super) is_over: bool,
+}
+
+impl SimOutput {
+    /// What it hears next and where it stands then, or `None` when that is still to come.
+    fn look(&self, state: &State) -> Result<Option<(OutputEvent, u64)>> {
+        let execution = state.read(&self.instance)?.execution(&self.execution)?;
+        if let Some(told) = execution.output.read(self.offset) {
+            return Ok(Some(told));
+        }
+        let is_over = !self.follow || execution.is_final();
+        Ok(is_over.then(|| (OutputEvent::End(execution.status()), self.offset)))
+    }
+}
+
+#[async_trait]
+impl OutputStream for SimOutput {
+    async fn next(&mut self) -> Result<Option<OutputEvent>> {
+        if self.is_over {
+            return Ok(None);
+        }
+        let provider = self.provider.clone();
+        let (event, offset) = provider.wait(|state| self.look(state).transpose()).await?;
+        self.offset = offset;
+        self.is_over = matches!(event, OutputEvent::End(_));
+        Ok(Some(event))
+    }
+}
+
+/// A listener to changes below a directory.
+pub(super) struct SimWatch {
+    pub(super) provider: SimProvider,
+    pub(super) instance: InstanceRef,
+    /// Resolved.
+    pub(super) path: String,
+    pub(super) recursive: bool,
+    /// The number of the next change to look at.
+    pub(super) next: u64,
+}
+
+impl SimWatch {
+    /// The next event, `None` when there will be none, or pending when it is still to come.
+    fn look(&mut self, state: &State) -> Poll<Option<WatchEvent>> {
+        let Ok(instance) = state.read(&self.instance) else { return Poll::Ready(None) };
+        while let Poll::Ready(change) = instance.tree.change(self.next) {
+            let Some(change) = change else {
+                self.next = instance.tree.changed();
+                let event = WatchEvent { kind: WatchKind::Overflow, path: String::new(), is_dir: true };
+                return Poll::Ready(Some(event));
+            };
+            self.next += 1;
+            if let Some(event) = self.event(change) {
+                return Poll::Ready(Some(event));
+            }
+        }
+        if instance.ended().is_some() { Poll::Ready(None) } else { Poll::Pending }
+    }
+
+    fn event(&self, change: &Change) -> Option<WatchEvent> {
+        let below = change.path.strip_prefix(self.path.trim_end_matches('/'))?;
+        let name = match below.strip_prefix('/') {
+            Some(name) => name,
+            None if below.is_empty() => "",
+            None => return None,
+        };
+        let is_heard = self.recursive || !name.contains('/');
+        is_heard.then(|| WatchEvent { kind: change.kind, path: name.to_owned(), is_dir: change.is_dir })
+    }
+}
+
+#[async_trait]
+impl WatchStream for SimWatch {
+    async fn next(&mut self) -> Result<Option<WatchEvent>> {
+        let provider = self.provider.clone();
+        let event = provider.wait(|state| match self.look(state) {
+            Poll::Ready(event) => Some(event),
+            Poll::Pending => None,
+        });
+        Ok(event.await)
+    }
+}

@@ -1,0 +1,70 @@
+//! The conformance suite on the provider in memory: with everything declared, and with nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use async_trait::async_trait;
+use viv_core::OwnerMark;
+use viv_provider::conformance::World;
+use viv_provider::sim::{SimClock, SimProvider};
+use viv_provider::{Capabilities, InstanceSpec, Provider};
+
+/// Long after any case is over.
+const LIFETIME_MS: u64 = 600_000;
+
+/// Some time in the past, so that times look like times.
+const EPOCH_MS: u64 = 1_700_000_000_000;
+
+struct SimWorld {
+    clock: SimClock,
+    provider: SimProvider,
+    drawn: AtomicU64,
+}
+
+impl SimWorld {
+    fn new(provider: impl FnOnce(SimClock) -> SimProvider) -> Self {
+        let clock = SimClock::starting_at(EPOCH_MS);
+        Self { provider: provider(clock.clone()), clock, drawn: AtomicU64::new(0) }
+    }
+}
+
+#[async_trait]
+impl World for SimWorld {
+    fn provider(&self) -> Arc<dyn Provider> {
+        Arc::new(self.provider.clone())
+    }
+
+    fn owner(&self) -> OwnerMark {
+        "sim-conformance".parse().expect("a mark")
+    }
+
+    fn spec(&self) -> InstanceSpec {
+        InstanceSpec::host(LIFETIME_MS)
+    }
+
+    fn fresh_bytes(&self) -> [u8; 16] {
+        u128::from(self.drawn.fetch_add(1, Ordering::Relaxed)).to_be_bytes()
+    }
+
+    async fn pass(&self, ms: u64) {
+        // Whoever is ready goes first, so that time passes only when everybody waits.
+        tokio::task::yield_now().await;
+        self.clock.advance(ms);
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.clock.now_ms()
+    }
+}
+
+mod full {
+    use super::*;
+    viv_provider::conformance_tests!(SimWorld::new(SimProvider::new));
+}
+
+mod bare {
+    use super::*;
+    viv_provider::conformance_tests!(SimWorld::new(|clock| {
+        SimProvider::with_capabilities(clock, Capabilities::default())
+    }));
+}

@@ -1,0 +1,199 @@
+//! The fence of a sandbox: who may still change it, whatever became of its instances (L15).
+//!
+//! A file for each sandbox that ever was, holding the highest token seen, the
+//! highest generation made, and whether that one was destroyed. It is read and
+//! replaced under a lock, and on disk before anything is done in its name.
+//! Fences are removed by the retention of tombstones, never by a destroy.
+
+use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::path::PathBuf;
+
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+use viv_core::{FencingToken, Generation, SandboxId};
+use viv_provider::{Mutation, ProviderError};
+
+use crate::durable;
+
+/// Locks are shared by sandboxes, so that their number is bounded.
+const LOCKS: u64 = 64;
+
+/// What is known about a sandbox for ever.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Fence {
+    pub(crate) token: FencingToken,
+    pub(crate) generation: Generation,
+    /// The instance of `generation` was destroyed, or must never be made.
+    pub(crate) tombstone: bool,
+}
+
+/// All fences of a data folder.
+#[derive(Debug, Clone)]
+pub(crate) struct Fences {
+    folder: PathBuf,
+}
+
+/// One fence, locked until dropped.
+pub(crate) struct LockedFence {
+    path: PathBuf,
+    fence: Option<Fence>,
+    _lock: File,
+}
+
+impl Fences {
+    pub(crate) fn open(folder: PathBuf) -> io::Result<Self> {
+        fs::create_dir_all(&folder)?;
+        Ok(Self { folder })
+    }
+
+    /// Takes the lock and reads. Blocks while another holds it, which nobody
+    /// does for longer than a write to disk.
+    pub(crate) fn lock(&self, sandbox: &SandboxId) -> io::Result<LockedFence> {
+        let mut hasher = DefaultHasher::new();
+        sandbox.hash(&mut hasher);
+        let lock = self.folder.join(format!(".lock-{:02}", hasher.finish() % LOCKS));
+        let lock = File::options().create(true).append(true).open(lock)?;
+        flock(&lock, FlockOperation::LockExclusive)?;
+        let path = self.folder.join(format!("{sandbox}.json"));
+        let fence = durable::read_json(&path)?;
+        Ok(LockedFence { path, fence, _lock: lock })
+    }
+}
+
+impl LockedFence {
+    pub(crate) fn fence(&self) -> Option<Fence> {
+        self.fence
+    }
+
+    /// Admits a change of the current instance, raising the token.
+    pub(crate) fn admit(&mut self, mutation: &Mutation) -> Result<(), ProviderError> {
+        let Some(fence) = self.fence else {
+            return Err(ProviderError::Absent);
+        };
+        check_token(&fence, mutation)?;
+        if mutation.generation != fence.generation {
+            return Err(ProviderError::StaleGeneration { asked: mutation.generation, current: fence.generation });
+        }
+        if fence.tombstone {
+            return Err(ProviderError::Absent);
+        }
+        self.raise(mutation)
+    }
+
+    /// Admits making the generation that the mutation names. Older ones and
+    /// one that was destroyed are refused.
+    pub(crate) fn admit_create(&mut self, mutation: &Mutation) -> Result<(), ProviderError> {
+        if let Some(fence) = self.fence {
+            check_token(&fence, mutation)?;
+            let gone = fence.tombstone && mutation.generation == fence.generation;
+            if gone || mutation.generation < fence.generation {
+                return Err(ProviderError::StaleGeneration { asked: mutation.generation, current: fence.generation });
+            }
+        }
+        Ok(())
+    }
+
+    /// Admits ending the generation that the mutation names, which is then
+    /// never made again.
+    pub(crate) fn admit_destroy(&mut self, mutation: &Mutation) -> Result<(), ProviderError> {
+        match self.fence {
+            Some(fence) => {
+                check_token(&fence, mutation)?;
+                if mutation.generation < fence.generation {
+                    return Err(ProviderError::StaleGeneration { asked: mutation.generation, current: fence.generation });
+                }
+                self.raise(mutation)
+            }
+            None => self.store(Fence { token: mutation.token, generation: mutation.generation, tombstone: true }),
+        }
+    }
+
+    /// Remembers a new generation.
+    pub(crate) fn begin(&mut self, mutation: &Mutation) -> Result<(), ProviderError> {
+        self.store(Fence { token: mutation.token, generation: mutation.generation, tombstone: false })
+    }
+
+    /// Remembers that up to this generation all are gone for ever.
+    pub(crate) fn bury(&mut self, generation: Generation) -> Result<(), ProviderError> {
+        let Some(fence) = self.fence else {
+            return Ok(());
+        };
+        if generation < fence.generation {
+            return Ok(());
+        }
+        self.store(Fence { generation, tombstone: true, ..fence })
+    }
+
+    fn raise(&mut self, mutation: &Mutation) -> Result<(), ProviderError> {
+        match self.fence {
+            Some(fence) if mutation.token > fence.token => self.store(Fence { token: mutation.token, ..fence }),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    fn store(&mut self, fence: Fence) -> Result<(), ProviderError> {
+        if self.fence != Some(fence) {
+            durable::replace_json(&self.path, &fence)
+                .map_err(|source| ProviderError::Unavailable { what: "the fence file".to_owned(), source })?;
+            self.fence = Some(fence);
+        }
+        Ok(())
+    }
+}
+
+fn check_token(fence: &Fence, mutation: &Mutation) -> Result<(), ProviderError> {
+    if mutation.token < fence.token {
+        return Err(ProviderError::Fenced { presented: mutation.token, highest: fence.token });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use viv_core::OperationId;
+
+    use super::*;
+
+    fn mutation(generation: u64, token: u64) -> Mutation {
+        Mutation {
+            operation: OperationId::from_bytes([0; 16]),
+            generation: Generation(generation),
+            token: FencingToken(token),
+            budget_ms: 1000,
+        }
+    }
+
+    #[test]
+    fn l15_a_late_create_and_a_late_destroy_are_refused_for_ever() {
+        let folder = tempfile::tempdir().unwrap();
+        let fences = Fences::open(folder.path().join("fences")).unwrap();
+        let sandbox = SandboxId::from_bytes([7; 16]);
+        let lock = || fences.lock(&sandbox).unwrap();
+
+        lock().admit_create(&mutation(1, 1)).unwrap();
+        lock().begin(&mutation(1, 1)).unwrap();
+        lock().admit_destroy(&mutation(1, 2)).unwrap();
+        lock().bury(Generation(1)).unwrap();
+        assert!(matches!(lock().admit_create(&mutation(1, 2)), Err(ProviderError::StaleGeneration { .. })));
+        lock().admit_create(&mutation(2, 3)).unwrap();
+        lock().begin(&mutation(2, 3)).unwrap();
+
+        assert!(matches!(lock().admit_create(&mutation(1, 1)), Err(ProviderError::Fenced { .. })));
+        assert!(matches!(lock().admit_destroy(&mutation(1, 1)), Err(ProviderError::Fenced { .. })));
+        assert!(matches!(lock().admit_destroy(&mutation(1, 3)), Err(ProviderError::StaleGeneration { .. })));
+        assert!(matches!(lock().admit(&mutation(2, 2)), Err(ProviderError::Fenced { .. })));
+        lock().admit(&mutation(2, 3)).unwrap();
+    }
+
+    #[test]
+    fn l15_destroying_what_never_was_keeps_a_late_create_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let fences = Fences::open(folder.path().to_owned()).unwrap();
+        let sandbox = SandboxId::from_bytes([8; 16]);
+        fences.lock(&sandbox).unwrap().admit_destroy(&mutation(1, 5)).unwrap();
+        let late = fences.lock(&sandbox).unwrap().admit_create(&mutation(1, 5));
+        assert!(matches!(late, Err(ProviderError::StaleGeneration { .. })));
+    }
+}

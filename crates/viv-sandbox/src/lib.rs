@@ -1,0 +1,36 @@
+//! The local provider: real, isolated Linux sandboxes on one machine with nothing else installed.
+//!
+//! ```text
+//!   LocalProvider (daemon)        viv shim (one per instance)            viv agent (PID 1 inside)
+//!   ───────────────────────       ──────────────────────────────         ────────────────────────
+//!   fence file, instance dir ──►  cgroups, root, bundle, runtime    ──►  commands, files, ports
+//!        │   lifecycle, JSON lines      ▲ deadline, death, kill               ▲
+//!        └──────── shim.sock ───────────┘ control connection ─────────────────┤
+//!        └──────── run/agent.sock ────────────────────────────────────────────┘
+//! ```
+//!
+//! - [`local`] is the provider; any process may open one on the same data folder.
+//! - [`shim`] is what `viv shim` runs. It outlives whoever started it.
+//! - [`runtime`] makes the container: libcontainer in a helper process
+//!   (`viv oci-run`), or a named OCI runtime binary.
+//! - [`cgroup`], `rootfs` and `bundle` are what the shim builds from.
+//!
+//! Architecture invariant: no state lives only in the provider. What it knows
+//! is in the data folder, in the shim, or in the kernel.
+
+mod agent_image;
+mod bundle;
+pub mod cgroup;
+mod durable;
+mod fence;
+mod layout;
+pub mod local;
+pub mod process;
+mod rootfs;
+pub mod runtime;
+pub mod shim;
+mod sys;
+
+pub use local::{LocalConfig, LocalProvider, OpenError};
+pub use rootfs::IdRange;
+pub use runtime::Runtime;

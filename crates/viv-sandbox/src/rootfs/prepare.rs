@@ -1,0 +1,90 @@
+//! What the shim puts into a new root, which is at once the proof that it can be written.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Component, Path};
+
+use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Uid, fchown, mkdirat, openat2, unlinkat};
+use rustix::io::Errno;
+use viv_agent::proto::{HOME, IDENTITY, Identity};
+
+use super::{IdRange, RootError, Step};
+use crate::sys::creds::ActingAs;
+
+/// What goes into a root.
+pub(crate) struct Contents<'a> {
+    /// Whose root it is.
+    pub(crate) identity: &'a Identity,
+    /// A folder that must be there.
+    pub(crate) workdir: &'a str,
+}
+
+/// Puts it in. Fails when the root came up read-only.
+pub(super) fn root(root: &Path, ids: IdRange, contents: &Contents<'_>) -> Result<(), RootError> {
+    let _acting = ActingAs::id(ids.base).step(|| "take the mapped root's id".to_owned())?;
+    let root = open_folder(CWD, root, ResolveFlags::empty()).step(|| "open the new root".to_owned())?;
+
+    let home = make_folders(&root, Path::new(HOME)).step(|| format!("make {HOME} in the new root"))?;
+    give(&home, ids).step(|| format!("own {HOME}"))?;
+    write_identity(&home, ids, contents.identity).step(|| format!("write {IDENTITY}: the new root is not writable"))?;
+    make_folders(&root, Path::new(contents.workdir))
+        .step(|| format!("make the working directory {}", contents.workdir))?;
+    Ok(())
+}
+
+/// Shows that a file can be made, and takes it away again.
+pub(super) fn probe_writable(folder: &Path, ids: IdRange) -> Result<(), RootError> {
+    const NAME: &str = ".vivarium-probe";
+    let _acting = ActingAs::id(ids.base).step(|| "take the mapped root's id".to_owned())?;
+    let what = || format!("write to {}: it came up read-only", folder.display());
+    let folder = open_folder(CWD, folder, ResolveFlags::empty()).step(what)?;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    openat2(&folder, NAME, flags, Mode::RUSR, ResolveFlags::BENEATH).step(what)?;
+    unlinkat(&folder, NAME, AtFlags::empty()).step(what)
+}
+
+fn write_identity(home: &OwnedFd, ids: IdRange, identity: &Identity) -> io::Result<()> {
+    let name = Path::new(IDENTITY).file_name().expect("a file in HOME");
+    match unlinkat(home, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let mode = Mode::RUSR | Mode::RGRP | Mode::ROTH;
+    let file = openat2(home, name, flags, mode, ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS)?;
+    give(&file, ids)?;
+    File::from(file).write_all(&serde_json::to_vec(identity)?)
+}
+
+/// Makes it the keeper's: workloads can look and not touch.
+fn give(what: impl AsFd, ids: IdRange) -> io::Result<()> {
+    let keeper = ids.keeper_on_host();
+    Ok(fchown(what, Some(Uid::from_raw(keeper)), Some(Gid::from_raw(keeper)))?)
+}
+
+/// Opens a folder below the root, making what is missing. Links that an image
+/// brings are resolved inside the root and never lead out of it (S4).
+fn make_folders(root: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
+    let mut folder = open_folder(root, Path::new("."), ResolveFlags::IN_ROOT)?;
+    let mut walked = std::path::PathBuf::new();
+    for component in path.components() {
+        let name = match component {
+            Component::Normal(name) => name,
+            Component::RootDir | Component::CurDir => continue,
+            Component::ParentDir | Component::Prefix(_) => return Err(io::ErrorKind::InvalidInput.into()),
+        };
+        walked.push(name);
+        match mkdirat(&folder, name, Mode::from_raw_mode(0o755)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+        folder = open_folder(root, &walked, ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS)?;
+    }
+    Ok(folder)
+}
+
+fn open_folder(at: impl AsFd, path: &Path, resolve: ResolveFlags) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(openat2(at, path, flags, Mode::empty(), resolve)?)
+}

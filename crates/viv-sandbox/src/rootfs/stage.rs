@@ -1,0 +1,72 @@
+//! A place for mounts that only the shim's mount namespace has.
+
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::CWD;
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, mount, mount_change, move_mount, open_tree,
+};
+use rustix::thread::UnshareFlags;
+
+use super::{RootError, Step};
+
+/// Folders at the root of every Linux that nothing of ours lies in. The first
+/// one that the data folder does not lie below is covered, for the shim only.
+const CANDIDATES: [&str; 3] = ["/mnt", "/media", "/srv"];
+
+/// The stage.
+#[derive(Debug)]
+pub(crate) struct Stage(PathBuf);
+
+impl Stage {
+    /// Leaves the mount namespace of the host and sets up the stage in the new one.
+    pub(crate) fn enter(data: &Path) -> Result<Self, RootError> {
+        // The shim has one thread, so no other is surprised by the new namespace.
+        unshare_mounts().step(|| "make a mount namespace".to_owned())?;
+        // Unmounts on the host come through, mounts of ours do not get out.
+        mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::DOWNSTREAM)
+            .step(|| "keep mounts from the host".to_owned())?;
+        let place = CANDIDATES
+            .into_iter()
+            .map(Path::new)
+            .find(|candidate| candidate.is_dir() && !data.starts_with(candidate))
+            .ok_or(io::Error::from(io::ErrorKind::NotFound))
+            .step(|| format!("find one of {} to mount on", CANDIDATES.join(", ")))?;
+        mount("vivarium", place, "tmpfs", MountFlags::NODEV | MountFlags::NOSUID, Some(c"mode=0711,size=64k"))
+            .step(|| format!("mount a tmpfs on {}", place.display()))?;
+        mount_change(place, MountPropagationFlags::PRIVATE).step(|| "make the stage private".to_owned())?;
+        Ok(Self(place.to_owned()))
+    }
+
+    /// A folder to mount on.
+    pub(crate) fn folder(&self, name: &str) -> Result<PathBuf, RootError> {
+        let path = self.0.join(name);
+        DirBuilder::new().mode(0o755).create(&path).step(|| format!("make {}", path.display()))?;
+        Ok(path)
+    }
+
+    /// Shows a file or folder of the host on the stage.
+    pub(crate) fn show(&self, source: &Path, name: &str) -> Result<PathBuf, RootError> {
+        let what = || format!("show {} to the sandbox", source.display());
+        let target = if fs::metadata(source).step(what)?.is_dir() {
+            self.folder(name)?
+        } else {
+            let path = self.0.join(name);
+            File::create(&path).step(what)?;
+            path
+        };
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+        let tree = open_tree(CWD, source, flags).step(what)?;
+        move_mount(&tree, "", CWD, &target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).step(what)?;
+        Ok(target)
+    }
+}
+
+#[expect(unsafe_code, reason = "a new mount namespace in a process with one thread disturbs nobody")]
+fn unshare_mounts() -> rustix::io::Result<()> {
+    // SAFETY: no descriptor table or memory is unshared, and the process has one thread.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }
+}

@@ -1,0 +1,98 @@
+//! Connections to `shim.sock`: lines in, lines out, never waiting for anyone.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+
+use super::proto::{LINE_BYTES_MAX, ShimError, ShimReply, ShimRequest};
+
+/// A daemon keeps one open to hear of the end, and opens one for each call.
+const CLIENTS_MAX: usize = 64;
+
+/// Who is connected.
+#[derive(Default)]
+pub(super) struct Clients {
+    clients: Vec<Client>,
+}
+
+/// One connection.
+pub(super) struct Client {
+    stream: UnixStream,
+    pending: Vec<u8>,
+    /// Wants to hear of the end.
+    pub(super) waits: bool,
+    gone: bool,
+}
+
+impl Clients {
+    /// Takes new connections. One too many is closed at once, which its owner sees.
+    pub(super) fn accept(&mut self, listener: &UnixListener) {
+        while let Ok((stream, _)) = listener.accept() {
+            if self.clients.len() < CLIENTS_MAX && stream.set_nonblocking(true).is_ok() {
+                self.clients.push(Client { stream, pending: Vec::new(), waits: false, gone: false });
+            }
+        }
+    }
+
+    pub(super) fn streams(&self) -> impl Iterator<Item = &UnixStream> {
+        self.clients.iter().map(|client| &client.stream)
+    }
+
+    pub(super) fn get_mut(&mut self, index: usize) -> Option<&mut Client> {
+        self.clients.get_mut(index)
+    }
+
+    /// Forgets those that went.
+    pub(super) fn prune(&mut self) {
+        self.clients.retain(|client| !client.gone);
+    }
+
+    /// Tells everyone who waits.
+    pub(super) fn tell_waiting(&mut self, reply: &ShimReply) {
+        for client in self.clients.iter_mut().filter(|client| client.waits) {
+            client.say(reply);
+        }
+    }
+}
+
+impl Client {
+    /// The next request, if one has come whole. A line that is none is answered here.
+    pub(super) fn receive(&mut self) -> Option<ShimRequest> {
+        let mut buffer = [0; 4096];
+        loop {
+            match self.stream.read(&mut buffer) {
+                Ok(0) => {
+                    self.gone = true;
+                    break;
+                }
+                Ok(length) => self.pending.extend_from_slice(&buffer[..length]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(_) => {
+                    self.gone = true;
+                    break;
+                }
+            }
+            if self.pending.len() > LINE_BYTES_MAX {
+                self.gone = true;
+                return None;
+            }
+        }
+        let end = self.pending.iter().position(|&byte| byte == b'\n')?;
+        let line: Vec<u8> = self.pending.drain(..=end).collect();
+        match serde_json::from_slice(&line) {
+            Ok(request) => Some(request),
+            Err(error) => {
+                self.say(&ShimReply::Error(ShimError::Malformed { what: error.to_string() }));
+                None
+            }
+        }
+    }
+
+    /// Answers. Who does not read his answers is let go.
+    pub(super) fn say(&mut self, reply: &ShimReply) {
+        let mut line = serde_json::to_vec(reply).unwrap_or_default();
+        line.push(b'\n');
+        if self.stream.write_all(&line).is_err() {
+            self.gone = true;
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! From a record to a running instance, or to nothing.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, chown};
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, waitpid};
+use viv_agent::proto::{AgentConfig, CONFIG, Descriptor, EXECUTIONS, Identity, PROTOCOL, SOCKET};
+
+use super::agent::ControlConnection;
+use super::clients::Clients;
+use super::deadline::DeadlineKeeper;
+use super::serve::{Init, Shim};
+use crate::bundle::{self, Staged};
+use crate::cgroup::{InstanceCgroups, Layout};
+use crate::durable;
+use crate::layout::{InstanceDir, InstanceRecord};
+use crate::rootfs::{self, Contents, RootError, Stage};
+use crate::sys::clone::{Forked, exit_now, fork};
+
+/// How much of the runtime's complaint is passed on.
+const COMPLAINT_BYTES_MAX: u64 = 2048;
+
+/// How long what was begun may take to die when creating fails.
+const UNDO_WITHIN: Duration = Duration::from_secs(5);
+
+/// Why there is no instance.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CreateError {
+    #[error("{step} failed")]
+    Step {
+        step: &'static str,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the root filesystem could not be made")]
+    Root(#[from] RootError),
+    #[error("the runtime failed ({status}): {complaint}")]
+    Runtime { status: String, complaint: String },
+    #[error("the runtime did not finish within {budget_ms} ms")]
+    RuntimeTimedOut { budget_ms: u64 },
+    #[error("the agent speaks protocol {found}, this shim {PROTOCOL}")]
+    Protocol { found: u32 },
+    #[error("the agent serves {found:?}")]
+    Identity { found: Box<Identity> },
+}
+
+fn at(step: &'static str) -> impl FnOnce(io::Error) -> CreateError {
+    move |source| CreateError::Step { step, source }
+}
+
+/// Makes the instance. When it fails, no process, cgroup or mount is left.
+pub(super) fn create(dir: InstanceDir, record: InstanceRecord) -> Result<Shim, CreateError> {
+    let layout = Layout::detect().map_err(at("looking for cgroups"))?;
+    let cgroups = InstanceCgroups::new(layout, record.cgroup());
+    let mut init = None;
+    match build(&dir, &record, &cgroups, &mut init) {
+        Ok(parts) => Ok(Shim::new(dir, record, cgroups, parts)),
+        Err(error) => {
+            undo(&cgroups, init);
+            Err(error)
+        }
+    }
+}
+
+/// What a running instance has.
+pub(super) struct Parts {
+    pub(super) listener: UnixListener,
+    pub(super) init: Init,
+    pub(super) control: ControlConnection,
+    pub(super) deadline: DeadlineKeeper,
+    pub(super) clients: Clients,
+    pub(super) oom_kills: u64,
+}
+
+fn build(
+    dir: &InstanceDir,
+    record: &InstanceRecord,
+    cgroups: &InstanceCgroups,
+    init: &mut Option<Init>,
+) -> Result<Parts, CreateError> {
+    let until = Instant::now() + Duration::from_millis(record.create_budget_ms);
+    // Whoever connects from now on is answered as soon as the instance runs.
+    let listener = UnixListener::bind("shim.sock").map_err(at("listening on shim.sock"))?;
+    listener.set_nonblocking(true).map_err(at("listening on shim.sock"))?;
+    let deadline =
+        DeadlineKeeper::start(dir.deadline(), record.spec.lifetime_ms).map_err(at("setting the deadline"))?;
+
+    cgroups.make().map_err(at("making cgroups"))?;
+    cgroups.delegate(record.ids.keeper_on_host()).map_err(at("handing the cgroup to the agent"))?;
+
+    let identity = Identity { sandbox: record.sandbox().clone(), generation: record.generation() };
+    prepare_run(dir, record, &identity).map_err(at("preparing the agent's folder"))?;
+    let stage = Stage::enter(dir.path())?;
+    let contents = Contents { identity: &identity, workdir: &record.spec.workdir };
+    let root = rootfs::mount(&stage, &dir.layers(), &record.root, record.ids, &contents)?;
+    let staged =
+        Staged { root: &root, run: &stage.show(&dir.run(), "run")?, agent: &stage.show(&record.agent, "agent")? };
+    bundle::write(&dir.bundle(), record, &staged, cgroups).map_err(at("writing the bundle"))?;
+
+    *init = Some(start_container(dir, record, cgroups, until)?);
+    let init = init.as_ref().expect("just started");
+    let mut descriptors = Vec::new();
+    if let Some(cgroup) = cgroups.open_v2().map_err(at("opening the cgroup"))? {
+        descriptors.push((Descriptor::Cgroup, cgroup));
+    }
+    if let Some(events) = cgroups.oom_events_path().and_then(|path| File::open(path).ok()) {
+        descriptors.push((Descriptor::OomEvents, events.into()));
+    }
+    let oom_kills = cgroups.usage().oom_kills.unwrap_or(0);
+    let socket = format!("run/{SOCKET}");
+    let (control, hello) = ControlConnection::open(&socket, &descriptors, until, || Ok(!init.has_ended()?))
+        .map_err(at("connecting to the agent"))?;
+    if hello.protocol != PROTOCOL {
+        return Err(CreateError::Protocol { found: hello.protocol });
+    }
+    if hello.identity != identity {
+        return Err(CreateError::Identity { found: Box::new(hello.identity) });
+    }
+    let init = init.try_clone().map_err(at("holding the agent"))?;
+    Ok(Parts { listener, init, control, deadline, clients: Clients::default(), oom_kills })
+}
+
+/// The folder that is shared with the agent. Only the keeper may enter it.
+fn prepare_run(dir: &InstanceDir, record: &InstanceRecord, identity: &Identity) -> io::Result<()> {
+    let keeper = record.ids.keeper_on_host();
+    let config = AgentConfig {
+        identity: identity.clone(),
+        token: record.token,
+        env: record.spec.env.clone(),
+        workdir: record.spec.workdir.clone(),
+        keeper_id: record.ids.keeper_inside(),
+        output_bytes_max: OUTPUT_BYTES_MAX,
+        ended_executions_max: ENDED_EXECUTIONS_MAX,
+    };
+    let run = dir.run();
+    DirBuilder::new().mode(0o700).create(&run)?;
+    DirBuilder::new().mode(0o700).create(run.join(EXECUTIONS))?;
+    durable::replace_json_unsynced(&run.join(CONFIG), &config)?;
+    for path in [run.join(CONFIG), run.join(EXECUTIONS), run] {
+        chown(path, Some(keeper), Some(keeper))?;
+    }
+    Ok(())
+}
+
+/// A long build's log fits; a thousand runaway commands do not fill a disk.
+const OUTPUT_BYTES_MAX: u64 = 64 << 20;
+
+/// A day's work of an agent.
+const ENDED_EXECUTIONS_MAX: usize = 512;
+
+fn start_container(
+    dir: &InstanceDir,
+    record: &InstanceRecord,
+    cgroups: &InstanceCgroups,
+    until: Instant,
+) -> Result<Init, CreateError> {
+    let pid_file = dir.path().join("init.pid");
+    let (state, id) = (dir.runtime(), record.sandbox().as_str());
+    fs::create_dir_all(&state).map_err(at("making the runtime's folder"))?;
+    let argv = record.runtime.command(&dir.bundle(), &state, id, &pid_file);
+
+    // On the hybrid layout runtimes leave v2 alone, so the container is born
+    // there. On pure v2 they move it themselves, and the helper stays outside
+    // of the limits.
+    let birthplace = if cgroups.layout().v1.is_empty() {
+        None
+    } else {
+        cgroups.open_v2().map_err(at("opening the cgroup"))?
+    };
+    let log = File::options().append(true).create(true).open(dir.log()).map_err(at("opening the log"))?;
+    let log_start = log.metadata().map_or(0, |found| found.len());
+    let helper = match fork(birthplace.as_ref().map(AsFd::as_fd)).map_err(at("starting the runtime"))? {
+        Forked::Child => {
+            let log = || log.try_clone().map_or_else(|_| Stdio::null(), Stdio::from);
+            let error = Command::new(&argv[0])
+                .args(&argv[1..])
+                .stdin(Stdio::null())
+                .stdout(log())
+                .stderr(log())
+                .exec();
+            eprintln!("{}: {error}", argv[0].display());
+            exit_now(127);
+        }
+        Forked::Parent(helper) => helper,
+    };
+    let status = wait_until(helper, until).map_err(at("waiting for the runtime"))?;
+    let Some(status) = status else {
+        let _ = kill_process(helper, Signal::KILL);
+        let _ = waitpid(Some(helper), WaitOptions::empty());
+        return Err(CreateError::RuntimeTimedOut { budget_ms: record.create_budget_ms });
+    };
+    if status != 0 {
+        let status = format!("wait status {status}");
+        return Err(CreateError::Runtime { status, complaint: complaint(&dir.log(), log_start) });
+    }
+    let pid = fs::read_to_string(&pid_file).map_err(at("reading the container's pid"))?;
+    let pid = pid.trim().parse().ok().and_then(Pid::from_raw);
+    let pid = pid.ok_or(io::ErrorKind::InvalidData.into()).map_err(at("reading the container's pid"))?;
+    // It is our child (we are the subreaper) and not waited for, so the pid is still its own.
+    let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(io::Error::from).map_err(at("holding the agent"))?;
+    Ok(Init { pid, pidfd })
+}
+
+/// Waits for a child by its descriptor; `None` when it takes too long.
+fn wait_until(child: Pid, until: Instant) -> io::Result<Option<i32>> {
+    let pidfd = pidfd_open(child, PidfdFlags::empty())?;
+    let left = until.saturating_duration_since(Instant::now());
+    if !readable_within(&pidfd, left)? {
+        return Ok(None);
+    }
+    let (_, status) = waitpid(Some(child), WaitOptions::empty())?.ok_or(io::ErrorKind::NotFound)?;
+    Ok(Some(status.as_raw()))
+}
+
+/// Whether a descriptor becomes readable in time.
+pub(super) fn readable_within(fd: &OwnedFd, within: Duration) -> io::Result<bool> {
+    let within = Timespec { tv_sec: within.as_secs().cast_signed(), tv_nsec: i64::from(within.subsec_nanos()) };
+    loop {
+        match poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&within)) {
+            Err(rustix::io::Errno::INTR) => {}
+            result => return Ok(result? > 0),
+        }
+    }
+}
+
+/// What the runtime wrote to the log.
+fn complaint(log: &std::path::Path, start: u64) -> String {
+    let mut text = Vec::new();
+    let read = File::open(log).and_then(|mut file| {
+        file.seek(SeekFrom::Start(start))?;
+        file.take(COMPLAINT_BYTES_MAX).read_to_end(&mut text)
+    });
+    match read {
+        Ok(_) => String::from_utf8_lossy(&text).trim().to_owned(),
+        Err(error) => format!("(its log cannot be read: {error})"),
+    }
+}
+
+/// Ends what was begun. The mounts go with this process's namespace.
+fn undo(cgroups: &InstanceCgroups, init: Option<Init>) {
+    if let Some(init) = &init {
+        init.kill();
+    }
+    if let Err(error) = cgroups.kill(UNDO_WITHIN) {
+        eprintln!("undoing: processes are left: {error}");
+    }
+    if let Some(init) = &init {
+        let _ = init.wait(UNDO_WITHIN);
+    }
+    while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
+    if let Err(error) = cgroups.remove() {
+        eprintln!("undoing: cgroups are left: {error}");
+    }
+}

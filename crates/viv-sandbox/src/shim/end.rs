@@ -1,0 +1,69 @@
+//! The end of an instance: kill, prove, clean, record, tell.
+
+use std::io;
+use std::time::Duration;
+
+use rustix::process::{WaitOptions, waitpid};
+use viv_core::EndCause;
+use viv_provider::Ended;
+
+use super::deadline::now_wall_ms;
+use super::proto::ShimReply;
+use super::serve::{InitExit, Shim};
+use crate::durable;
+
+/// How long everything may take to die. SIGKILL takes milliseconds; a process in uninterruptible I/O takes as long
+/// as its device.
+const KILL_WITHIN: Duration = Duration::from_secs(5);
+
+/// An agent whose connection ended is dead, or about to be.
+const AGENT_DIES_WITHIN: Duration = Duration::from_millis(500);
+
+impl Shim {
+    /// Why PID 1 is gone, or no longer talks to us.
+    pub(super) fn cause_of_agent_end(&self) -> EndCause {
+        match self.init.wait(AGENT_DIES_WITHIN) {
+            Ok(InitExit::Code(code)) => EndCause::Exited { code },
+            Ok(InitExit::Signal(libc::SIGKILL)) if self.oom_kills() > self.oom_kills_at_start => EndCause::OomKilled,
+            Ok(InitExit::Signal(signal)) => EndCause::Signalled { signal },
+            Err(_) => EndCause::AgentLost,
+        }
+    }
+
+    fn oom_kills(&self) -> u64 {
+        self.cgroups.usage().oom_kills.unwrap_or(0)
+    }
+
+    /// Ends everything and does not come back before it is proven. `asked_by` is answered then.
+    pub(super) fn end(mut self, cause: EndCause, asked_by: Option<usize>) {
+        while let Err(error) = self.kill_all() {
+            // Nothing is called ended that is not (L8). Meanwhile nobody is answered, so whoever waits times out.
+            eprintln!("not all processes ended: {error}");
+        }
+        if let Err(error) = self.cgroups.remove() {
+            // They are empty; a destroy removes what is left.
+            eprintln!("cgroups are left: {error}");
+        }
+        let ended = Ended { cause, at_ms: now_wall_ms() };
+        if let Err(error) = durable::replace_json(&self.dir.exit(), &ended) {
+            eprintln!("the end could not be recorded: {error}");
+        }
+        self.clients.tell_waiting(&ShimReply::Ended(ended));
+        if let Some(client) = asked_by.and_then(|index| self.clients.get_mut(index)) {
+            client.say(&ShimReply::Done);
+        }
+    }
+
+    fn kill_all(&self) -> io::Result<()> {
+        self.init.kill();
+        self.cgroups.kill(KILL_WITHIN)?;
+        match self.init.wait(KILL_WITHIN) {
+            // It was waited for when the cause was looked for.
+            Ok(_) => {}
+            Err(error) if error.raw_os_error() == Some(libc::ECHILD) => {}
+            Err(error) => return Err(error),
+        }
+        while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
+        Ok(())
+    }
+}

@@ -1,0 +1,143 @@
+//! `viv shim`: holds one instance.
+//!
+//! ```text
+//!   start ── lock, detach, create ──► serve ──► end ── kill, prove, clean, record ──► exit
+//!              │ fails                  ▲ │        ▲
+//!              └── leave nothing        └─┘        └─ deadline · agent's death · destroy
+//!                                     requests
+//! ```
+//!
+//! It has one thread and one loop. It never ends before its instance has, and
+//! when it is killed, the kernel kills the agent (parent-death signal), the
+//! agent's connection ends, and the PID namespace goes with the agent.
+//!
+//! Architecture invariant: nothing waits on the agent once the instance runs.
+//! Deadline, status, freeze and destroy work with an agent that is stopped.
+
+mod agent;
+mod clients;
+mod create;
+mod deadline;
+mod end;
+pub(crate) mod proto;
+mod serve;
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::ExitCode;
+
+use rustix::fs::{FlockOperation, flock};
+use viv_core::EndCause;
+use viv_provider::Ended;
+
+use crate::durable;
+use crate::layout::InstanceDir;
+use crate::process::ProcessIdentity;
+use crate::sys::clone::{Forked, exit_now, fork};
+pub(crate) use deadline::now_wall_ms;
+use proto::Started;
+
+/// The verb of the binary that runs [`main`].
+pub const VERB: &str = "shim";
+
+/// Runs a shim for the instance whose folder is given. Must be called from a process with one thread.
+///
+/// Standard output is told once how it went; standard error is the log.
+pub fn main(folder: &Path) -> ExitCode {
+    let outcome = start(folder);
+    if let Err(what) = &outcome {
+        tell(&Started::Failed { what: what.clone() });
+        eprintln!("{what}");
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
+}
+
+fn start(folder: &Path) -> Result<(), String> {
+    let said = |what: &str, error: &dyn std::error::Error| format!("{what}: {}", chain(error));
+    let folder = fs::canonicalize(folder).map_err(|error| said("the instance's folder is not there", &error))?;
+    // Relative names from here on: a socket's path has 108 bytes at the most.
+    std::env::set_current_dir(&folder).map_err(|error| said("the instance's folder cannot be entered", &error))?;
+    let dir = InstanceDir::new(folder);
+    let record = dir
+        .read_record()
+        .map_err(|error| said("record.json cannot be read", &error))?
+        .ok_or("record.json is not there")?;
+    let lock = take_lock(&dir).map_err(|error| said("this instance is not mine to hold", &error))?;
+
+    // Whoever started us waits for this process, and must not wait for the instance.
+    match fork(None).map_err(|error| said("cannot fork", &error))? {
+        Forked::Parent(_) => exit_now(0),
+        Forked::Child => {}
+    }
+    detach().map_err(|error| said("cannot detach", &error))?;
+    ProcessIdentity::own()
+        .and_then(|own| durable::replace_json_unsynced(&dir.identity(), &own))
+        .map_err(|error| said("cannot record who I am", &error))?;
+
+    let shim = match create::create(dir.clone(), record) {
+        Ok(shim) => shim,
+        Err(error) => {
+            // The folder stays for whoever asked; if nobody is left, a look at it finds this.
+            let cause = EndCause::CreateFailed { what: chain(&error) };
+            let _ = durable::replace_json(&dir.exit(), &Ended { cause, at_ms: now_wall_ms() });
+            return Err(chain(&error));
+        }
+    };
+    tell(&Started::Running);
+    silence_stdout();
+    shim.serve();
+    drop(lock);
+    Ok(())
+}
+
+/// The lock of this instance comes as standard input, taken by whoever made
+/// the folder: from the moment that the folder is there, somebody holds it.
+fn take_lock(dir: &InstanceDir) -> io::Result<File> {
+    let lock = File::from(rustix::io::fcntl_dupfd_cloexec(io::stdin(), 3)?);
+    let (given, expected) = (lock.metadata()?, fs::metadata(dir.lock())?);
+    if (given.dev(), given.ino()) != (expected.dev(), expected.ino()) {
+        return Err(io::Error::other("standard input is not shim.lock"));
+    }
+    flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+    rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
+    Ok(lock)
+}
+
+fn detach() -> io::Result<()> {
+    rustix::process::setsid()?;
+    // The container's first process becomes our child when the runtime's helper ends.
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    Ok(())
+}
+
+/// The starter may be gone; that changes nothing.
+fn tell(started: &Started) {
+    let mut line = serde_json::to_vec(started).unwrap_or_default();
+    line.push(b'\n');
+    let _ = io::stdout().write_all(&line).and_then(|()| io::stdout().flush());
+}
+
+/// Closes the pipe to the starter, who reads to its end.
+fn silence_stdout() {
+    if let Ok(null) = File::options().write(true).open("/dev/null") {
+        let _ = rustix::stdio::dup2_stdout(null);
+    }
+}
+
+/// An error with everything behind it, in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(error) = next {
+        let more = error.to_string();
+        if !text.ends_with(&more) {
+            text = format!("{text}: {more}");
+        }
+        next = error.source();
+    }
+    text
+}

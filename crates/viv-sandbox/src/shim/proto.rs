@@ -1,0 +1,98 @@
+//! What a shim is asked and answers: a line of JSON each, on `shim.sock`.
+
+use serde::{Deserialize, Serialize};
+use viv_core::{FencingToken, Generation};
+use viv_provider::{Deadline, DeadlineChange, Ended, InstanceRef, InstanceState, Mutation, ProviderError, Usage};
+
+/// Longest line that either side takes.
+pub(crate) const LINE_BYTES_MAX: usize = 64 << 10;
+
+/// What can be asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case")]
+pub(crate) enum ShimRequest {
+    /// How is it? The sandbox is not touched.
+    Status,
+    /// Answered when it has ended.
+    Wait,
+    Extend {
+        mutation: Mutation,
+        change: DeadlineChange,
+    },
+    Freeze {
+        mutation: Mutation,
+    },
+    Thaw {
+        mutation: Mutation,
+    },
+    Destroy {
+        mutation: Mutation,
+    },
+    /// A newer token was seen elsewhere.
+    Raise {
+        mutation: Mutation,
+    },
+}
+
+impl ShimRequest {
+    pub(crate) fn mutation(&self) -> Option<&Mutation> {
+        match self {
+            Self::Status | Self::Wait => None,
+            Self::Extend { mutation, .. }
+            | Self::Freeze { mutation }
+            | Self::Thaw { mutation }
+            | Self::Destroy { mutation }
+            | Self::Raise { mutation } => Some(mutation),
+        }
+    }
+}
+
+/// What it answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum ShimReply {
+    Status(ShimStatus),
+    Ended(Ended),
+    Deadline(Deadline),
+    Done,
+    Error(ShimError),
+}
+
+/// How an instance is, as its shim knows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ShimStatus {
+    pub(crate) instance: InstanceRef,
+    pub(crate) state: InstanceState,
+    pub(crate) deadline: Deadline,
+    pub(crate) usage: Usage,
+}
+
+/// Why it was not done.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "code", rename_all = "snake_case")]
+pub(crate) enum ShimError {
+    Fenced { presented: FencingToken, highest: FencingToken },
+    StaleGeneration { asked: Generation, current: Generation },
+    Expired,
+    Malformed { what: String },
+    Failed { what: String },
+}
+
+impl From<ShimError> for ProviderError {
+    fn from(error: ShimError) -> Self {
+        match error {
+            ShimError::Fenced { presented, highest } => Self::Fenced { presented, highest },
+            ShimError::StaleGeneration { asked, current } => Self::StaleGeneration { asked, current },
+            ShimError::Expired => Self::Expired,
+            ShimError::Malformed { what } | ShimError::Failed { what } => Self::Failed { what },
+        }
+    }
+}
+
+/// What a shim tells the process that started it, once, on its standard output.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Started {
+    Running,
+    Failed { what: String },
+}

@@ -1,0 +1,293 @@
+//! A running instance and its one loop.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
+use viv_agent::proto::{AgentMessage, ControlMessage};
+use viv_core::{EndCause, FencingToken, OperationId};
+use viv_provider::{Deadline, DeadlineChange, InstanceState, Mutation};
+
+use super::agent::{ControlConnection, FromAgent};
+use super::clients::Clients;
+use super::create::{Parts, readable_within};
+use super::deadline::{DeadlineKeeper, Passed, now_boot_ms};
+use super::proto::{ShimError, ShimReply, ShimRequest, ShimStatus};
+use crate::cgroup::InstanceCgroups;
+use crate::layout::{InstanceDir, InstanceRecord};
+
+/// Freezing is a matter of a millisecond; a task that cannot be stopped for this long is a finding.
+const FREEZE_WITHIN: Duration = Duration::from_secs(2);
+
+/// Answers kept for repeated extensions. An operation is repeated by one driver at a time.
+const EXTENSIONS_KEPT: usize = 32;
+
+/// The container's first process, the agent: held, not guessed (J6).
+pub(super) struct Init {
+    pub(super) pid: Pid,
+    pub(super) pidfd: OwnedFd,
+}
+
+/// How it ended.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum InitExit {
+    Code(i32),
+    Signal(i32),
+}
+
+impl Init {
+    pub(super) fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self { pid: self.pid, pidfd: self.pidfd.try_clone()? })
+    }
+
+    pub(super) fn has_ended(&self) -> io::Result<bool> {
+        readable_within(&self.pidfd, Duration::ZERO)
+    }
+
+    /// SIGKILL. The kernel ends all of its PID namespace before it is done.
+    pub(super) fn kill(&self) {
+        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+    }
+
+    /// Waits until it and its whole PID namespace are gone.
+    pub(super) fn wait(&self, within: Duration) -> io::Result<InitExit> {
+        if !readable_within(&self.pidfd, within)? {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let status = waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED)?.ok_or(io::ErrorKind::NotFound)?;
+        match (status.exit_status(), status.terminating_signal()) {
+            (Some(code), _) => Ok(InitExit::Code(code)),
+            (None, Some(signal)) => Ok(InitExit::Signal(signal)),
+            (None, None) => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+}
+
+/// A running instance.
+pub(super) struct Shim {
+    pub(super) dir: InstanceDir,
+    pub(super) record: InstanceRecord,
+    pub(super) cgroups: InstanceCgroups,
+    pub(super) init: Init,
+    pub(super) clients: Clients,
+    pub(super) oom_kills_at_start: u64,
+    listener: UnixListener,
+    control: ControlConnection,
+    deadline: DeadlineKeeper,
+    token: FencingToken,
+    frozen_since_boot_ms: Option<u64>,
+    extensions: Vec<(OperationId, Deadline)>,
+}
+
+/// What the loop does next.
+enum Next {
+    Go,
+    /// End it, and answer the client at this index when that is done.
+    End(EndCause, Option<usize>),
+}
+
+impl Shim {
+    pub(super) fn new(dir: InstanceDir, record: InstanceRecord, cgroups: InstanceCgroups, parts: Parts) -> Self {
+        let Parts { listener, init, control, deadline, clients, oom_kills } = parts;
+        let token = record.token;
+        Self {
+            dir,
+            record,
+            cgroups,
+            init,
+            clients,
+            oom_kills_at_start: oom_kills,
+            listener,
+            control,
+            deadline,
+            token,
+            frozen_since_boot_ms: None,
+            extensions: Vec::new(),
+        }
+    }
+
+    /// Serves until the instance has ended and everything of it is gone.
+    pub(super) fn serve(mut self) {
+        loop {
+            match self.turn() {
+                Ok(Next::Go) => {}
+                Ok(Next::End(cause, asked_by)) => return self.end(cause, asked_by),
+                Err(error) => {
+                    // Nothing in a turn fails in a way that leaves it unclear what holds; an instance
+                    // that cannot be watched is ended rather than left alone.
+                    eprintln!("the loop failed: {error}");
+                    return self.end(EndCause::SupervisorLost, None);
+                }
+            }
+        }
+    }
+
+    fn turn(&mut self) -> io::Result<Next> {
+        let mut fds = vec![
+            PollFd::new(self.deadline.timer(), PollFlags::IN),
+            PollFd::new(&self.init.pidfd, PollFlags::IN),
+            PollFd::new(self.control.stream(), PollFlags::IN),
+            PollFd::new(&self.listener, PollFlags::IN),
+        ];
+        fds.extend(self.clients.streams().map(|stream| PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::IN)));
+        match poll(&mut fds, None) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => return Ok(Next::Go),
+            Err(error) => return Err(error.into()),
+        }
+        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+
+        // The deadline goes first: a request that came with it finds it passed.
+        if ready[0] && self.deadline.has_passed() {
+            return Ok(Next::End(EndCause::Expired, None));
+        }
+        if ready[1] {
+            return Ok(Next::End(self.cause_of_agent_end(), None));
+        }
+        if ready[2] {
+            match self.control.receive() {
+                FromAgent::Nothing => {}
+                FromAgent::Message(AgentMessage::Unverifiable { what }) => {
+                    return Ok(Next::End(EndCause::Unverifiable { what }, None));
+                }
+                FromAgent::Lost => return Ok(Next::End(self.cause_of_agent_end(), None)),
+            }
+        }
+        for index in (4..ready.len()).filter(|&index| ready[index]) {
+            if let Next::End(cause, asked_by) = self.handle_client(index - 4) {
+                return Ok(Next::End(cause, asked_by));
+            }
+        }
+        self.clients.prune();
+        if ready[3] {
+            self.clients.accept(&self.listener);
+        }
+        Ok(Next::Go)
+    }
+
+    fn handle_client(&mut self, index: usize) -> Next {
+        loop {
+            let Some(client) = self.clients.get_mut(index) else { return Next::Go };
+            let Some(request) = client.receive() else { return Next::Go };
+            if request == ShimRequest::Wait {
+                client.waits = true;
+                continue;
+            }
+            match self.handle(request) {
+                Ok(Handled::Answer(reply)) => self.answer(index, &reply),
+                Ok(Handled::Destroy) => return Next::End(EndCause::Destroyed, Some(index)),
+                Err(ShimError::Expired) => {
+                    self.answer(index, &ShimReply::Error(ShimError::Expired));
+                    return Next::End(EndCause::Expired, None);
+                }
+                Err(error) => self.answer(index, &ShimReply::Error(error)),
+            }
+        }
+    }
+
+    fn answer(&mut self, index: usize, reply: &ShimReply) {
+        if let Some(client) = self.clients.get_mut(index) {
+            client.say(reply);
+        }
+    }
+
+    fn handle(&mut self, request: ShimRequest) -> Result<Handled, ShimError> {
+        if let Some(mutation) = request.mutation() {
+            self.admit(mutation)?;
+        }
+        match request {
+            ShimRequest::Status | ShimRequest::Wait => Ok(Handled::Answer(ShimReply::Status(self.status()))),
+            ShimRequest::Extend { mutation, change } => self.extend(mutation.operation, change),
+            ShimRequest::Freeze { .. } => self.freeze(),
+            ShimRequest::Thaw { .. } => self.thaw(),
+            ShimRequest::Destroy { .. } => Ok(Handled::Destroy),
+            ShimRequest::Raise { .. } => Ok(Handled::Answer(ShimReply::Done)),
+        }
+    }
+
+    /// Refuses who is late (L15) or means another generation (T5).
+    fn admit(&mut self, mutation: &Mutation) -> Result<(), ShimError> {
+        if mutation.token < self.token {
+            return Err(ShimError::Fenced { presented: mutation.token, highest: self.token });
+        }
+        let current = self.record.generation();
+        if mutation.generation != current {
+            return Err(ShimError::StaleGeneration { asked: mutation.generation, current });
+        }
+        if mutation.token > self.token {
+            self.token = mutation.token;
+            self.tell_agent(&ControlMessage::Token(mutation.token));
+        }
+        Ok(())
+    }
+
+    /// An agent that cannot be told is stopped or dead: the one will hear it later, the other never matters again.
+    fn tell_agent(&mut self, message: &ControlMessage) {
+        if let Err(error) = self.control.tell(message) {
+            eprintln!("the agent was not told {message:?}: {error}");
+        }
+    }
+
+    fn status(&self) -> ShimStatus {
+        let state = if self.frozen_since_boot_ms.is_some() { InstanceState::Frozen } else { InstanceState::Running };
+        ShimStatus {
+            instance: self.record.instance.clone(),
+            state,
+            deadline: self.deadline.current(),
+            usage: self.cgroups.usage(),
+        }
+    }
+
+    fn extend(&mut self, operation: OperationId, change: DeadlineChange) -> Result<Handled, ShimError> {
+        let again = self.extensions.iter().find(|(known, _)| *known == operation);
+        if let Some((_, deadline)) = again
+            && !self.deadline.has_passed()
+        {
+            return Ok(Handled::Answer(ShimReply::Deadline(*deadline)));
+        }
+        let changed = self.deadline.change(change);
+        match changed.map_err(|error| ShimError::Failed { what: format!("the deadline cannot be stored: {error}") })? {
+            Ok(deadline) => {
+                if self.extensions.len() == EXTENSIONS_KEPT {
+                    self.extensions.remove(0);
+                }
+                self.extensions.push((operation, deadline));
+                Ok(Handled::Answer(ShimReply::Deadline(deadline)))
+            }
+            Err(Passed) => Err(ShimError::Expired),
+        }
+    }
+
+    fn freeze(&mut self) -> Result<Handled, ShimError> {
+        if self.frozen_since_boot_ms.is_none() {
+            if let Err(error) = self.cgroups.set_frozen(true, FREEZE_WITHIN) {
+                // Half frozen is worse than running.
+                let _ = self.cgroups.set_frozen(false, FREEZE_WITHIN);
+                return Err(ShimError::Failed { what: format!("it cannot be frozen: {error}") });
+            }
+            self.frozen_since_boot_ms = Some(now_boot_ms());
+        }
+        Ok(Handled::Answer(ShimReply::Done))
+    }
+
+    fn thaw(&mut self) -> Result<Handled, ShimError> {
+        if let Some(since) = self.frozen_since_boot_ms {
+            // It stands in the agent's socket before the agent runs again, so no clock runs out in between (L13).
+            self.tell_agent(&ControlMessage::Thawing { frozen_ms: now_boot_ms().saturating_sub(since) });
+            self.cgroups
+                .set_frozen(false, FREEZE_WITHIN)
+                .map_err(|error| ShimError::Failed { what: format!("it cannot be thawed: {error}") })?;
+            self.frozen_since_boot_ms = None;
+        }
+        Ok(Handled::Answer(ShimReply::Done))
+    }
+}
+
+/// What came of a request.
+enum Handled {
+    Answer(ShimReply),
+    Destroy,
+}

@@ -1,0 +1,8 @@
+//! The system calls that rustix does not have, each behind a safe function.
+//!
+//! Architecture invariant: all unsafe code of this crate is in this folder.
+#![expect(unsafe_code, reason = "system calls without a safe wrapper elsewhere")]
+
+pub(crate) mod clone;
+pub(crate) mod creds;
+pub(crate) mod idmap;

@@ -1,0 +1,162 @@
+//! What each verb does.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use viv_core::exec::{ExecSpec, ExecState, OutputEvent, Stream};
+use viv_core::{ExecutionId, Generation, SandboxId};
+use viv_provider::{
+    DeadlineChange, Image, InstanceRef, InstanceSpec, PageRequest, Provider, ResourceLimits,
+};
+
+use super::{ByHand, NewArgs, Verb, fresh_bytes, mutation};
+
+impl ByHand {
+    pub(super) async fn run(&self, verb: Verb) -> anyhow::Result<ExitCode> {
+        match verb {
+            Verb::Run { new, keep, command } => self.run_once(new, keep, command).await,
+            Verb::Create { new } => {
+                let instance = self.create(new).await?;
+                say(&instance.sandbox)
+            }
+            Verb::Exec { detach, sandbox, command } => {
+                let generation = self.generation(&sandbox).await?;
+                let instance = InstanceRef { sandbox, generation };
+                let execution = self.start(&instance, command).await?;
+                if detach { say(&execution) } else { self.show(&instance, &execution, 0, true).await }
+            }
+            Verb::Logs { sandbox, execution, offset, follow } => {
+                let generation = self.generation(&sandbox).await?;
+                self.show(&InstanceRef { sandbox, generation }, &execution, offset, follow).await
+            }
+            Verb::Ls { json } => self.list(json).await,
+            Verb::Extend { sandbox, seconds } => {
+                let mutation = mutation(self.generation(&sandbox).await?);
+                let change = DeadlineChange::AtLeastMs(seconds.saturating_mul(1000));
+                let deadline = self.provider.extend(&mutation, &sandbox, change).await?;
+                say(format_args!("ends in {} s", deadline.remaining_ms / 1000))
+            }
+            Verb::Rm { sandboxes } => {
+                for sandbox in sandboxes {
+                    let generation = self.generation(&sandbox).await?;
+                    self.provider.destroy(&mutation(generation), &sandbox).await?;
+                    say(&sandbox)?;
+                }
+                Ok(ExitCode::SUCCESS)
+            }
+        }
+    }
+
+    async fn run_once(&self, new: NewArgs, keep: bool, command: Vec<String>) -> anyhow::Result<ExitCode> {
+        let instance = self.create(new).await?;
+        if keep {
+            eprintln!("sandbox: {}", instance.sandbox);
+        }
+        let outcome = async {
+            let execution = self.start(&instance, command).await?;
+            if keep {
+                eprintln!("execution: {execution}");
+            }
+            self.show(&instance, &execution, 0, true).await
+        }
+        .await;
+        if !keep {
+            self.provider.destroy(&mutation(instance.generation), &instance.sandbox).await?;
+        }
+        outcome
+    }
+
+    async fn create(&self, new: NewArgs) -> anyhow::Result<InstanceRef> {
+        let mut spec = InstanceSpec::host(new.lifetime.saturating_mul(1000));
+        if let Some(path) = new.image {
+            spec.image = Image::Directory { path };
+        }
+        spec.limits = ResourceLimits {
+            cpu_millis: new.cpus.map(|cpus| (cpus * 1000.0) as u64),
+            memory_bytes: new.memory.map(|mib| mib << 20),
+            processes: new.processes,
+            disk_bytes: None,
+        };
+        let sandbox = SandboxId::from_bytes(fresh_bytes());
+        let seen = self.provider.create(&mutation(Generation::FIRST), &sandbox, &self.owner, &spec).await?;
+        Ok(seen.instance)
+    }
+
+    async fn start(&self, instance: &InstanceRef, argv: Vec<String>) -> anyhow::Result<ExecutionId> {
+        let execution = ExecutionId::from_bytes(fresh_bytes());
+        let spec = ExecSpec { argv, ..ExecSpec::default() };
+        self.provider.execute(&mutation(instance.generation), &instance.sandbox, &execution, &spec).await?;
+        Ok(execution)
+    }
+
+    /// Passes output on, and answers with the command's own exit code.
+    async fn show(
+        &self,
+        instance: &InstanceRef,
+        execution: &ExecutionId,
+        offset: u64,
+        follow: bool,
+    ) -> anyhow::Result<ExitCode> {
+        let mut output = self.provider.attach(instance, execution, offset, follow).await?;
+        while let Some(event) = output.next().await? {
+            match event {
+                OutputEvent::Chunk { stream: Stream::Stdout, data, .. } => io::stdout().write_all(&data)?,
+                OutputEvent::Chunk { stream: Stream::Stderr, data, .. } => {
+                    io::stdout().flush()?;
+                    io::stderr().write_all(&data)?;
+                }
+                OutputEvent::Cut { from, to } => eprintln!("[{} bytes were not kept]", to - from),
+                OutputEvent::End(status) => {
+                    io::stdout().flush()?;
+                    return Ok(ended(&status.state));
+                }
+            }
+        }
+        anyhow::bail!("the output of {execution} ended without a word")
+    }
+
+    async fn list(&self, json: bool) -> anyhow::Result<ExitCode> {
+        let mut cursor = None;
+        let mut out = io::stdout().lock();
+        loop {
+            let page = self.provider.list(&self.owner, PageRequest { cursor, limit: None }).await?;
+            for item in &page.items {
+                if json {
+                    writeln!(out, "{}", serde_json::to_string(item)?)?;
+                } else {
+                    writeln!(out, "{}  {:>3}  {}", item.instance.sandbox, item.instance.generation, item.state)?;
+                }
+            }
+            for unreadable in &page.unreadable {
+                eprintln!("not listed: {unreadable}");
+            }
+            cursor = page.next;
+            if cursor.is_none() {
+                return Ok(ExitCode::SUCCESS);
+            }
+        }
+    }
+}
+
+fn say(what: impl std::fmt::Display) -> anyhow::Result<ExitCode> {
+    writeln!(io::stdout(), "{what}")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The command's exit code, in the way of shells: 128 and the signal for a death by signal.
+fn ended(state: &ExecState) -> ExitCode {
+    let (code, why) = match state {
+        ExecState::Running => (0, None),
+        ExecState::Exited { code } => (*code as u8, None),
+        ExecState::Signalled { signal } => (128_u8.wrapping_add(*signal as u8), None),
+        ExecState::OomKilled => (137, Some("it was killed for memory".to_owned())),
+        ExecState::Failed { what } => (127, Some(what.clone())),
+        ExecState::Cancelled => (143, Some("it was cancelled".to_owned())),
+        ExecState::TimedOut => (124, Some("its time limit passed".to_owned())),
+        ExecState::Lost { cause } => (super::super::FAILED, Some(format!("the sandbox ended: {cause}"))),
+    };
+    if let Some(why) = why {
+        eprintln!("viv: {why}");
+    }
+    ExitCode::from(code)
+}

@@ -1,0 +1,294 @@
+//! Ground for tests on the real binary: a data folder, an owner and a cgroup of their own each.
+#![allow(dead_code, unreachable_pub, reason = "every test binary uses a part of this")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use viv_core::exec::{ExecSpec, ExecStatus, OutputEvent};
+use viv_core::{ExecutionId, FencingToken, Generation, OperationId, OwnerMark, SandboxId};
+use viv_provider::conformance::World;
+use viv_provider::{InstanceRef, InstanceSpec, InstanceState, Mutation, Provider};
+use viv_sandbox::cgroup::Layout;
+use viv_sandbox::{LocalConfig, LocalProvider, Runtime};
+
+/// The binary under test.
+pub const VIV: &str = env!("CARGO_BIN_EXE_viv");
+
+/// How long anything that should happen soon may take on a loaded machine.
+pub const SOON: Duration = Duration::from_secs(20);
+
+/// A provider on ground of its own.
+pub struct Ground {
+    pub provider: LocalProvider,
+    pub owner: OwnerMark,
+    pub data: PathBuf,
+    pub cgroup_prefix: String,
+    _folder: tempfile::TempDir,
+}
+
+impl Ground {
+    pub fn new() -> Self {
+        Self::with_runtime(Runtime::Embedded)
+    }
+
+    pub fn with_runtime(runtime: Runtime) -> Self {
+        assert!(rustix::process::geteuid().is_root(), "these tests make real sandboxes, which takes root for now");
+        let folder = tempfile::Builder::new().prefix("viv-test-").tempdir().unwrap();
+        let name = hex(&fresh_bytes()[8..]);
+        let cgroup_prefix = format!("viv-test-{name}");
+        let data = folder.path().join("data");
+        let mut config = LocalConfig::new(data.clone(), VIV.into());
+        config.runtime = runtime;
+        config.cgroup_prefix.clone_from(&cgroup_prefix);
+        let provider = LocalProvider::open(config).unwrap();
+        let owner = format!("test-{name}").parse().unwrap();
+        Self { provider, owner, data, cgroup_prefix, _folder: folder }
+    }
+
+    /// A running sandbox.
+    pub async fn create(&self, lifetime: Duration) -> Sandbox<'_> {
+        self.create_from(InstanceSpec::host(lifetime.as_millis() as u64)).await
+    }
+
+    pub async fn create_from(&self, spec: InstanceSpec) -> Sandbox<'_> {
+        let id = SandboxId::from_bytes(fresh_bytes());
+        let seen = self.provider.create(&mutation(1, 1), &id, &self.owner, &spec).await.unwrap();
+        assert_eq!(seen.state, InstanceState::Running);
+        Sandbox { ground: self, id }
+    }
+
+    /// The binary as a user calls it, on this ground.
+    pub fn viv(&self) -> Command {
+        let mut command = Command::new(VIV);
+        command
+            .arg("local")
+            .env("VIV_DATA_DIR", &self.data)
+            .env("VIV_CGROUP_PREFIX", &self.cgroup_prefix);
+        command
+    }
+
+    /// Folders of ours in any cgroup hierarchy.
+    pub fn cgroups(&self) -> Vec<PathBuf> {
+        let layout = Layout::detect().unwrap();
+        layout.mounts().map(|mount| mount.join(&self.cgroup_prefix)).filter(|path| path.exists()).collect()
+    }
+
+    /// Pids of shims on this ground and of everything in our cgroups.
+    pub fn processes(&self) -> BTreeSet<u32> {
+        let mut found: BTreeSet<u32> = pids()
+            .filter(|pid| {
+                fs::read(format!("/proc/{pid}/cmdline"))
+                    .is_ok_and(|line| String::from_utf8_lossy(&line).contains(&*self.data.to_string_lossy()))
+            })
+            .filter(|&pid| pid != std::process::id())
+            .collect();
+        found.extend(pids().filter(|pid| {
+            fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|text| text.contains(&self.cgroup_prefix))
+        }));
+        found
+    }
+
+    /// Nothing is left: no process, cgroup, mount or instance folder (L20).
+    pub fn assert_nothing_left(&self) {
+        eventually("no process is left", || self.processes().is_empty());
+        eventually("no cgroup is left", || self.cgroups().is_empty());
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        assert!(!mounts.contains(&*self.data.to_string_lossy()), "mounts are left:\n{mounts}");
+        for folder in ["instances", "trash"] {
+            let left: Vec<_> = fs::read_dir(self.data.join(folder)).unwrap().map(|entry| entry.unwrap().path()).collect();
+            assert!(left.is_empty(), "folders are left: {left:?}");
+        }
+    }
+}
+
+/// A sandbox on some ground, at generation 1 with token 1.
+pub struct Sandbox<'g> {
+    pub ground: &'g Ground,
+    pub id: SandboxId,
+}
+
+impl Sandbox<'_> {
+    pub fn instance(&self) -> InstanceRef {
+        InstanceRef { sandbox: self.id.clone(), generation: Generation::FIRST }
+    }
+
+    pub fn folder(&self) -> PathBuf {
+        self.ground.data.join("instances").join(self.id.as_str())
+    }
+
+    /// Pid of the agent, as the host sees it.
+    pub fn agent_pid(&self) -> u32 {
+        fs::read_to_string(self.folder().join("init.pid")).unwrap().trim().parse().unwrap()
+    }
+
+    pub fn shim_pid(&self) -> u32 {
+        let identity: serde_json::Value =
+            serde_json::from_slice(&fs::read(self.folder().join("shim.json")).unwrap()).unwrap();
+        identity["pid"].as_u64().unwrap() as u32
+    }
+
+    pub async fn state(&self) -> InstanceState {
+        self.ground.provider.observe(&self.instance()).await.unwrap().state
+    }
+
+    /// Starts a shell script.
+    pub async fn start(&self, script: &str) -> ExecutionId {
+        self.start_spec(&sh(script)).await
+    }
+
+    pub async fn start_spec(&self, spec: &ExecSpec) -> ExecutionId {
+        let execution = ExecutionId::from_bytes(fresh_bytes());
+        self.ground.provider.execute(&mutation(1, 1), &self.id, &execution, spec).await.unwrap();
+        execution
+    }
+
+    /// Runs a shell script to its end: all output, and how it ended.
+    pub async fn run(&self, script: &str) -> (String, ExecStatus) {
+        let execution = self.start(script).await;
+        self.output(&execution).await
+    }
+
+    pub async fn output(&self, execution: &ExecutionId) -> (String, ExecStatus) {
+        let mut stream = self.ground.provider.attach(&self.instance(), execution, 0, true).await.unwrap();
+        let mut text = Vec::new();
+        loop {
+            match stream.next().await.unwrap().expect("an end comes before nothing") {
+                OutputEvent::Chunk { data, .. } => text.extend(data),
+                OutputEvent::Cut { from, to } => panic!("output was cut from {from} to {to}"),
+                OutputEvent::End(status) => return (String::from_utf8_lossy(&text).into_owned(), status),
+            }
+        }
+    }
+
+    pub async fn destroy(&self) {
+        self.ground.provider.destroy(&mutation(1, 1), &self.id).await.unwrap();
+    }
+}
+
+/// The local provider as the conformance suite wants it.
+pub struct LocalWorld(pub Ground);
+
+#[async_trait::async_trait]
+impl World for LocalWorld {
+    fn provider(&self) -> Arc<dyn Provider> {
+        Arc::new(self.0.provider.clone())
+    }
+
+    fn owner(&self) -> OwnerMark {
+        self.0.owner.clone()
+    }
+
+    fn spec(&self) -> InstanceSpec {
+        InstanceSpec::host(600_000)
+    }
+
+    fn fresh_bytes(&self) -> [u8; 16] {
+        fresh_bytes()
+    }
+
+    async fn pass(&self, ms: u64) {
+        tokio::time::sleep(Duration::from_millis(ms)).await;
+    }
+
+    fn now_ms(&self) -> u64 {
+        SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
+    }
+
+    async fn finish(&self) {
+        self.0.assert_nothing_left();
+    }
+}
+
+pub fn mutation(generation: u64, token: u64) -> Mutation {
+    Mutation {
+        operation: OperationId::from_bytes(fresh_bytes()),
+        generation: Generation(generation),
+        token: FencingToken(token),
+        budget_ms: 30_000,
+    }
+}
+
+pub fn sh(script: &str) -> ExecSpec {
+    ExecSpec { argv: vec!["/bin/sh".into(), "-c".into(), script.into()], ..ExecSpec::default() }
+}
+
+/// Unique in this process by a count, and between processes by the kernel.
+pub fn fresh_bytes() -> [u8; 16] {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let mut bytes = [0; 16];
+    rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty()).unwrap();
+    bytes[..8].copy_from_slice(&COUNT.fetch_add(1, Ordering::Relaxed).to_be_bytes());
+    bytes
+}
+
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Waits until it is so, or fails.
+pub fn eventually(what: &str, so: impl FnMut() -> bool) {
+    eventually_within(SOON, what, so);
+}
+
+pub fn eventually_within(within: Duration, what: &str, mut so: impl FnMut() -> bool) {
+    let until = Instant::now() + within;
+    while !so() {
+        assert!(Instant::now() < until, "not so after {within:?}: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+pub fn pids() -> impl Iterator<Item = u32> {
+    fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+}
+
+pub fn is_alive(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat"))
+        .is_ok_and(|stat| !stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['Z', 'X'])))
+}
+
+pub fn kill(pid: u32, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+    // Gone before we came is as good.
+    let _ = rustix::process::kill_process(pid, signal);
+}
+
+pub fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+/// Runs the named test of this binary again in a mount namespace of its own, prepared by a shell script.
+///
+/// `VIV_TEST_GROUND` tells the test that it is there.
+pub fn again_in_namespace(test: &str, prepare: &str) {
+    let this = std::env::current_exe().unwrap();
+    let script = format!("set -e\n{prepare}\nexec \"$0\" --exact \"$1\" --nocapture");
+    let output = Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "/bin/sh", "-c", &script])
+        .arg(this)
+        .arg(test)
+        .env("VIV_TEST_GROUND", "prepared")
+        .output()
+        .unwrap();
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
+pub fn is_in_namespace() -> bool {
+    std::env::var_os("VIV_TEST_GROUND").is_some()
+}
+
+/// Only the v2 hierarchy, at the usual place.
+pub const PURE_V2: &str = "umount -R -l /sys/fs/cgroup\nmount -t cgroup2 none /sys/fs/cgroup";
+
+/// No cgroups at all.
+pub const NO_CGROUPS: &str = "umount -R -l /sys/fs/cgroup";
+
+pub fn exists(path: impl AsRef<Path>) -> bool {
+    path.as_ref().exists()
+}
