@@ -134,10 +134,11 @@ async fn x6_when_the_agent_is_killed_the_shim_ends_the_rest_and_says_so() {
     let ground = Ground::new();
     let sandbox = ground.create(Duration::from_secs(600)).await;
     sandbox.start("sleep 1000").await;
-    let waiting = ground.provider.wait_end(&sandbox.instance());
+    let (provider, instance) = (ground.provider.clone(), sandbox.instance());
+    let waiting = tokio::spawn(async move { provider.wait_end(&instance).await });
     kill(sandbox.agent_pid(), Signal::KILL);
-    // Pushed: the future was made before, and answers by itself (T3).
-    let ended = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap();
+    // Pushed: nobody asks again (T3).
+    let ended = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap().unwrap();
     assert_eq!(ended.cause, EndCause::Signalled { signal: 9 });
     eventually("nothing runs", || ground.processes().is_empty());
     eventually("no cgroup is left", || ground.cgroups().is_empty());

@@ -18,10 +18,10 @@ use viv_core::exec::{ExecSpec, ExecState, ExecStatus, Stream};
 use viv_core::{ExecutionId, FencingToken, Generation};
 
 /// Longest wait for anything that should happen at once.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// An id that no test runs anything as.
-pub const KEEPER_ID: u32 = 64_999;
+pub(crate) const KEEPER_ID: u32 = 64_999;
 
 static COUNTER: AtomicU64 = AtomicU64::new(0);
 
@@ -31,13 +31,13 @@ fn unique() -> u64 {
 
 /// How the agent keeps trees together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Killing {
+pub(crate) enum Killing {
     Cgroup,
     Subreaper,
 }
 
 /// Both, or the one that this machine allows.
-pub fn killings() -> Vec<Killing> {
+pub(crate) fn killings() -> Vec<Killing> {
     if cgroup_root().is_some() { vec![Killing::Cgroup, Killing::Subreaper] } else { vec![Killing::Subreaper] }
 }
 
@@ -48,7 +48,7 @@ fn cgroup_root() -> Option<PathBuf> {
 }
 
 /// Waits for something, and says what it was if it never came.
-pub fn eventually(what: &str, mut check: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut check: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !check() {
         assert!(Instant::now() < deadline, "never came: {what}");
@@ -57,19 +57,19 @@ pub fn eventually(what: &str, mut check: impl FnMut() -> bool) {
 }
 
 /// A running agent. Everything of it goes when it is dropped.
-pub struct TestAgent {
-    pub child: Child,
-    pub dir: tempfile::TempDir,
-    pub control: Option<Client>,
-    pub cgroup: Option<PathBuf>,
+pub(crate) struct TestAgent {
+    pub(crate) child: Child,
+    pub(crate) dir: tempfile::TempDir,
+    pub(crate) control: Option<Client>,
+    pub(crate) cgroup: Option<PathBuf>,
 }
 
 impl TestAgent {
-    pub fn start(killing: Killing) -> Self {
+    pub(crate) fn start(killing: Killing) -> Self {
         Self::start_with(killing, |_| ())
     }
 
-    pub fn start_with(killing: Killing, change: impl FnOnce(&mut AgentConfig)) -> Self {
+    pub(crate) fn start_with(killing: Killing, change: impl FnOnce(&mut AgentConfig)) -> Self {
         let mut agent = Self::start_without_control(change);
         let cgroup = (killing == Killing::Cgroup).then(|| agent.make_cgroup());
         let descriptors: Vec<_> = cgroup.iter().map(|path| (Descriptor::Cgroup, open_dir(path))).collect();
@@ -78,7 +78,7 @@ impl TestAgent {
         agent
     }
 
-    pub fn start_without_control(change: impl FnOnce(&mut AgentConfig)) -> Self {
+    pub(crate) fn start_without_control(change: impl FnOnce(&mut AgentConfig)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let run = dir.path().join("home/run");
         std::fs::create_dir_all(&run).unwrap();
@@ -118,7 +118,7 @@ impl TestAgent {
         path
     }
 
-    pub fn take_control(&mut self, descriptors: Vec<(Descriptor, OwnedFd)>) -> Result<Hello, AgentError> {
+    pub(crate) fn take_control(&mut self, descriptors: Vec<(Descriptor, OwnedFd)>) -> Result<Hello, AgentError> {
         let mut control = self.connect();
         let (kinds, fds): (Vec<_>, Vec<_>) = descriptors.into_iter().unzip();
         control.send_with(&Request::Control { descriptors: kinds }, &fds);
@@ -127,51 +127,51 @@ impl TestAgent {
         Ok(hello)
     }
 
-    pub fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.dir.path().join("home/run").join(SOCKET)
     }
 
-    pub fn root(&self) -> PathBuf {
+    pub(crate) fn root(&self) -> PathBuf {
         self.dir.path().join("root")
     }
 
-    pub fn exec_dir(&self, id: &ExecutionId) -> PathBuf {
+    pub(crate) fn exec_dir(&self, id: &ExecutionId) -> PathBuf {
         self.dir.path().join("home/run").join(EXECUTIONS).join(id.as_str())
     }
 
-    pub fn connect(&self) -> Client {
+    pub(crate) fn connect(&self) -> Client {
         let stream = UnixStream::connect(self.socket()).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
         Client { stream }
     }
 
-    pub fn call(&self, request: &Request) -> Result<Answer, AgentError> {
+    pub(crate) fn call(&self, request: &Request) -> Result<Answer, AgentError> {
         self.connect().call(request)
     }
 
-    pub fn start_exec(&self, spec: &ExecSpec) -> ExecutionId {
+    pub(crate) fn start_exec(&self, spec: &ExecSpec) -> ExecutionId {
         let id = new_id();
         let status = self.exec_start(&id, spec).unwrap();
         assert!(!matches!(status.state, ExecState::Failed { .. }), "{status:?}");
         id
     }
 
-    pub fn exec_start(&self, id: &ExecutionId, spec: &ExecSpec) -> Result<ExecStatus, AgentError> {
+    pub(crate) fn exec_start(&self, id: &ExecutionId, spec: &ExecSpec) -> Result<ExecStatus, AgentError> {
         match self.call(&Request::ExecStart { fence: fence(), id: id.clone(), spec: spec.clone() })? {
             Answer::Exec(status) => Ok(status),
             other => panic!("{other:?}"),
         }
     }
 
-    pub fn status(&self, id: &ExecutionId) -> ExecStatus {
+    pub(crate) fn status(&self, id: &ExecutionId) -> ExecStatus {
         match self.call(&Request::ExecStatus { id: id.clone() }).unwrap() {
             Answer::Exec(status) => status,
             other => panic!("{other:?}"),
         }
     }
 
-    pub fn cancel(&self, id: &ExecutionId) -> ExecStatus {
+    pub(crate) fn cancel(&self, id: &ExecutionId) -> ExecStatus {
         match self.call(&Request::ExecCancel { fence: fence(), id: id.clone() }).unwrap() {
             Answer::Exec(status) => status,
             other => panic!("{other:?}"),
@@ -179,11 +179,11 @@ impl TestAgent {
     }
 
     /// Follows to the end.
-    pub fn output(&self, id: &ExecutionId) -> Output {
+    pub(crate) fn output(&self, id: &ExecutionId) -> Output {
         self.attach(id, 0, true)
     }
 
-    pub fn attach(&self, id: &ExecutionId, offset: u64, follow: bool) -> Output {
+    pub(crate) fn attach(&self, id: &ExecutionId, offset: u64, follow: bool) -> Output {
         let mut client = self.connect();
         client.call(&Request::ExecAttach { id: id.clone(), offset, follow }).unwrap();
         let mut output = Output::default();
@@ -200,16 +200,16 @@ impl TestAgent {
     }
 
     /// Runs a shell script to its end.
-    pub fn shell(&self, script: &str) -> Output {
+    pub(crate) fn shell(&self, script: &str) -> Output {
         self.output(&self.start_exec(&shell(script)))
     }
 
     /// Every process below the agent that is not the agent's own monitor and not a zombie.
-    pub fn descendants(&self) -> Vec<u32> {
+    pub(crate) fn descendants(&self) -> Vec<u32> {
         descendants(self.child.id())
     }
 
-    pub fn memory_kib(&self, field: &str) -> u64 {
+    pub(crate) fn memory_kib(&self, field: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix(field)).unwrap();
         line.trim_start_matches(':').trim().trim_end_matches(" kB").parse().unwrap()
@@ -243,7 +243,7 @@ impl Drop for TestAgent {
 }
 
 /// Every living process below a pid.
-pub fn descendants(root: u32) -> Vec<u32> {
+pub(crate) fn descendants(root: u32) -> Vec<u32> {
     let mut parents = Vec::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
         let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
@@ -263,16 +263,16 @@ pub fn descendants(root: u32) -> Vec<u32> {
     found
 }
 
-pub fn open_dir(path: &Path) -> OwnedFd {
+pub(crate) fn open_dir(path: &Path) -> OwnedFd {
     std::fs::File::open(path).unwrap().into()
 }
 
-pub fn new_id() -> ExecutionId {
+pub(crate) fn new_id() -> ExecutionId {
     format!("exe_{}x{}", std::process::id(), unique()).parse().unwrap()
 }
 
 /// A fence that the agent accepts, with an operation of its own.
-pub fn fence() -> Fence {
+pub(crate) fn fence() -> Fence {
     Fence {
         operation: format!("op_{}x{}", std::process::id(), unique()).parse().unwrap(),
         generation: Generation(3),
@@ -280,59 +280,59 @@ pub fn fence() -> Fence {
     }
 }
 
-pub fn spec(argv: &[&str]) -> ExecSpec {
+pub(crate) fn spec(argv: &[&str]) -> ExecSpec {
     ExecSpec { argv: argv.iter().map(|&text| text.to_owned()).collect(), ..ExecSpec::default() }
 }
 
-pub fn shell(script: &str) -> ExecSpec {
+pub(crate) fn shell(script: &str) -> ExecSpec {
     spec(&["/bin/sh", "-c", script])
 }
 
 /// What an execution wrote.
 #[derive(Debug, Default)]
-pub struct Output {
-    pub chunks: Vec<(ChunkHeader, Vec<u8>)>,
-    pub cuts: Vec<(u64, u64)>,
-    pub end: Option<ExecStatus>,
+pub(crate) struct Output {
+    pub(crate) chunks: Vec<(ChunkHeader, Vec<u8>)>,
+    pub(crate) cuts: Vec<(u64, u64)>,
+    pub(crate) end: Option<ExecStatus>,
 }
 
 impl Output {
-    pub fn state(&self) -> ExecState {
+    pub(crate) fn state(&self) -> ExecState {
         self.end.clone().unwrap().state
     }
 
-    pub fn text(&self, stream: Stream) -> String {
+    pub(crate) fn text(&self, stream: Stream) -> String {
         let of_stream = self.chunks.iter().filter(|(header, _)| header.stream == stream);
         String::from_utf8_lossy(&of_stream.flat_map(|(_, data)| data.clone()).collect::<Vec<_>>()).into_owned()
     }
 
-    pub fn stdout(&self) -> String {
+    pub(crate) fn stdout(&self) -> String {
         self.text(Stream::Stdout)
     }
 }
 
 #[derive(Debug)]
-pub enum StreamItem {
+pub(crate) enum StreamItem {
     Chunk(ChunkHeader, Vec<u8>),
     Event(StreamEvent),
 }
 
 /// A connection.
-pub struct Client {
-    pub stream: UnixStream,
+pub(crate) struct Client {
+    pub(crate) stream: UnixStream,
 }
 
 impl Client {
-    pub fn send<T: Serialize>(&mut self, message: &T) {
+    pub(crate) fn send<T: Serialize>(&mut self, message: &T) {
         self.send_json(&serde_json::to_vec(message).unwrap());
     }
 
-    pub fn send_json(&mut self, json: &[u8]) {
+    pub(crate) fn send_json(&mut self, json: &[u8]) {
         self.stream.write_all(&frame::encode_header(Kind::Json, json.len())).unwrap();
         self.stream.write_all(json).unwrap();
     }
 
-    pub fn send_with(&mut self, request: &Request, descriptors: &[OwnedFd]) {
+    pub(crate) fn send_with(&mut self, request: &Request, descriptors: &[OwnedFd]) {
         let json = serde_json::to_vec(request).unwrap();
         let header = frame::encode_header(Kind::Json, json.len());
         let fds: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
@@ -346,12 +346,12 @@ impl Client {
         assert_eq!(sent, header.len() + json.len());
     }
 
-    pub fn call(&mut self, request: &Request) -> Result<Answer, AgentError> {
+    pub(crate) fn call(&mut self, request: &Request) -> Result<Answer, AgentError> {
         self.send(request);
         self.reply()
     }
 
-    pub fn frame(&mut self) -> io::Result<(Kind, Vec<u8>)> {
+    pub(crate) fn frame(&mut self) -> io::Result<(Kind, Vec<u8>)> {
         let mut header = [0; HEADER_BYTES];
         self.stream.read_exact(&mut header)?;
         let (kind, length) = frame::decode_header(header).unwrap();
@@ -360,20 +360,20 @@ impl Client {
         Ok((kind, payload))
     }
 
-    pub fn json<T: serde::de::DeserializeOwned>(&mut self) -> T {
+    pub(crate) fn json<T: serde::de::DeserializeOwned>(&mut self) -> T {
         let (kind, payload) = self.frame().unwrap();
         assert_eq!(kind, Kind::Json);
         serde_json::from_slice(&payload).unwrap()
     }
 
-    pub fn reply(&mut self) -> Result<Answer, AgentError> {
+    pub(crate) fn reply(&mut self) -> Result<Answer, AgentError> {
         match self.json() {
             Reply::Ok(answer) => Ok(answer),
             Reply::Error(error) => Err(error),
         }
     }
 
-    pub fn stream_item(&mut self) -> StreamItem {
+    pub(crate) fn stream_item(&mut self) -> StreamItem {
         match self.frame().unwrap() {
             (Kind::Data, payload) => {
                 let (header, data) = ChunkHeader::decode(&payload).unwrap();
@@ -384,7 +384,7 @@ impl Client {
         }
     }
 
-    pub fn send_data(&mut self, data: &[u8]) -> io::Result<()> {
+    pub(crate) fn send_data(&mut self, data: &[u8]) -> io::Result<()> {
         for piece in data.chunks(100_000) {
             self.stream.write_all(&frame::encode_header(Kind::Data, piece.len()))?;
             self.stream.write_all(piece)?;
@@ -392,7 +392,7 @@ impl Client {
         Ok(())
     }
 
-    pub fn upload(&mut self, request: &Request, data: &[u8]) -> Result<Answer, AgentError> {
+    pub(crate) fn upload(&mut self, request: &Request, data: &[u8]) -> Result<Answer, AgentError> {
         self.send(request);
         // It may be refused before it was all sent; the reply says so.
         let _ = self.send_data(data).and_then(|()| self.stream.write_all(&frame::encode_header(Kind::End, 0)));
@@ -400,7 +400,7 @@ impl Client {
     }
 
     /// Data up to the end, or the error in its place.
-    pub fn download(&mut self) -> Result<Vec<u8>, AgentError> {
+    pub(crate) fn download(&mut self) -> Result<Vec<u8>, AgentError> {
         let mut data = Vec::new();
         loop {
             match self.frame().unwrap() {
