@@ -127,7 +127,8 @@ pub trait Provider: Send + Sync {
 
     /// Saves the filesystem. When it is not live, running executions become
     /// `Lost` first, and an instance that ended can still be saved. A used
-    /// snapshot id is a `Conflict` for another operation.
+    /// snapshot id is a `Conflict` for another operation. Where neither is
+    /// declared, memory is what is missed first.
     async fn save(&self, mutation: &Mutation, sandbox: &SandboxId, request: &SaveRequest) -> Result<Snapshot>;
 
     /// Makes an instance of `mutation.generation` from a snapshot; otherwise

@@ -13,10 +13,10 @@ use crate::rootfs::MountedRoot;
 
 /// What PID 1 may do inside. Workloads get none of these.
 ///
-/// - SETUID, SETGID, SETPCAP: to become the workload's user and to give up the rest.
-/// - KILL: to end any workload.
-/// - DAC_OVERRIDE, CHOWN, FOWNER, FSETID: files of any user, through the API.
-/// - NET_ADMIN: to bring up the loopback interface, dropped right after.
+/// - `SETUID`, `SETGID`, `SETPCAP`: to become the workload's user and to give up the rest.
+/// - `KILL`: to end any workload.
+/// - `DAC_OVERRIDE`, `CHOWN`, `FOWNER`, `FSETID`: files of any user, through the API.
+/// - `NET_ADMIN`: to bring up the loopback interface, dropped right after.
 const AGENT_CAPABILITIES: [&str; 9] = [
     "CAP_SETUID",
     "CAP_SETGID",
@@ -69,9 +69,8 @@ pub(crate) fn write(
 
 fn config(record: &InstanceRecord, staged: &Staged<'_>, cgroups: &InstanceCgroups) -> Value {
     let mapping = json!([{ "containerID": 0, "hostID": record.ids.base, "size": record.ids.count }]);
-    let namespaces =
-        ["user", "pid", "mount", "network", "ipc", "uts", "cgroup"].map(|kind| json!({ "type": kind }));
-    json!({
+    let namespaces = ["user", "pid", "mount", "network", "ipc", "uts", "cgroup"].map(|kind| json!({ "type": kind }));
+    let mut config = json!({
         "ociVersion": "1.0.2",
         "hostname": hostname(record),
         "root": { "path": staged.root.root, "readonly": false },
@@ -95,12 +94,15 @@ fn config(record: &InstanceRecord, staged: &Staged<'_>, cgroups: &InstanceCgroup
             "uidMappings": mapping,
             "gidMappings": mapping,
             "namespaces": namespaces,
-            "cgroupsPath": cgroups.runtime_path(),
-            "resources": resources(record, cgroups),
             "maskedPaths": MASKED,
             "readonlyPaths": READ_ONLY,
         },
-    })
+    });
+    if !cgroups.layout().is_empty() {
+        config["linux"]["cgroupsPath"] = json!(cgroups.runtime_path());
+        config["linux"]["resources"] = resources(record, cgroups);
+    }
+    config
 }
 
 fn hostname(record: &InstanceRecord) -> String {

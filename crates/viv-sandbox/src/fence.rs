@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use viv_core::{FencingToken, Generation, SandboxId};
-use viv_provider::{Mutation, ProviderError};
+use viv_provider::{Ended, Mutation, ProviderError};
 
 use crate::durable;
 
@@ -21,12 +21,12 @@ use crate::durable;
 const LOCKS: u64 = 64;
 
 /// What is known about a sandbox for ever.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Fence {
     pub(crate) token: FencingToken,
     pub(crate) generation: Generation,
-    /// The instance of `generation` was destroyed, or must never be made.
-    pub(crate) tombstone: bool,
+    /// How the instance of `generation` ended, once it was destroyed. It is never made again.
+    pub(crate) tombstone: Option<Ended>,
 }
 
 /// All fences of a data folder.
@@ -63,20 +63,20 @@ impl Fences {
 }
 
 impl LockedFence {
-    pub(crate) fn fence(&self) -> Option<Fence> {
-        self.fence
+    pub(crate) fn fence(&self) -> Option<&Fence> {
+        self.fence.as_ref()
     }
 
     /// Admits a change of the current instance, raising the token.
     pub(crate) fn admit(&mut self, mutation: &Mutation) -> Result<(), ProviderError> {
-        let Some(fence) = self.fence else {
+        let Some(fence) = &self.fence else {
             return Err(ProviderError::Absent);
         };
-        check_token(&fence, mutation)?;
+        check_token(fence, mutation)?;
         if mutation.generation != fence.generation {
             return Err(ProviderError::StaleGeneration { asked: mutation.generation, current: fence.generation });
         }
-        if fence.tombstone {
+        if fence.tombstone.is_some() {
             return Err(ProviderError::Absent);
         }
         self.raise(mutation)
@@ -85,9 +85,9 @@ impl LockedFence {
     /// Admits making the generation that the mutation names. Older ones and
     /// one that was destroyed are refused.
     pub(crate) fn admit_create(&mut self, mutation: &Mutation) -> Result<(), ProviderError> {
-        if let Some(fence) = self.fence {
-            check_token(&fence, mutation)?;
-            let gone = fence.tombstone && mutation.generation == fence.generation;
+        if let Some(fence) = &self.fence {
+            check_token(fence, mutation)?;
+            let gone = fence.tombstone.is_some() && mutation.generation == fence.generation;
             if gone || mutation.generation < fence.generation {
                 return Err(ProviderError::StaleGeneration { asked: mutation.generation, current: fence.generation });
             }
@@ -95,46 +95,44 @@ impl LockedFence {
         Ok(())
     }
 
-    /// Admits ending the generation that the mutation names, which is then
-    /// never made again.
+    /// Admits ending the generation that the mutation names.
     pub(crate) fn admit_destroy(&mut self, mutation: &Mutation) -> Result<(), ProviderError> {
-        match self.fence {
-            Some(fence) => {
-                check_token(&fence, mutation)?;
-                if mutation.generation < fence.generation {
-                    return Err(ProviderError::StaleGeneration { asked: mutation.generation, current: fence.generation });
-                }
-                self.raise(mutation)
+        if let Some(fence) = &self.fence {
+            check_token(fence, mutation)?;
+            if mutation.generation < fence.generation {
+                return Err(ProviderError::StaleGeneration { asked: mutation.generation, current: fence.generation });
             }
-            None => self.store(Fence { token: mutation.token, generation: mutation.generation, tombstone: true }),
         }
+        self.raise(mutation)
     }
 
     /// Remembers a new generation.
     pub(crate) fn begin(&mut self, mutation: &Mutation) -> Result<(), ProviderError> {
-        self.store(Fence { token: mutation.token, generation: mutation.generation, tombstone: false })
+        self.store(Fence { token: mutation.token, generation: mutation.generation, tombstone: None })
     }
 
-    /// Remembers that up to this generation all are gone for ever.
-    pub(crate) fn bury(&mut self, generation: Generation) -> Result<(), ProviderError> {
-        let Some(fence) = self.fence else {
-            return Ok(());
-        };
-        if generation < fence.generation {
-            return Ok(());
+    /// Remembers that the mutation's generation is gone for ever. What is buried stays as it was.
+    pub(crate) fn bury(&mut self, mutation: &Mutation, ended: Ended) -> Result<(), ProviderError> {
+        let generation = mutation.generation;
+        match &self.fence {
+            Some(fence) if generation < fence.generation => Ok(()),
+            Some(fence) if generation == fence.generation && fence.tombstone.is_some() => Ok(()),
+            Some(_) | None => self.store(Fence { token: mutation.token, generation, tombstone: Some(ended) }),
         }
-        self.store(Fence { generation, tombstone: true, ..fence })
     }
 
     fn raise(&mut self, mutation: &Mutation) -> Result<(), ProviderError> {
-        match self.fence {
-            Some(fence) if mutation.token > fence.token => self.store(Fence { token: mutation.token, ..fence }),
+        match &self.fence {
+            Some(fence) if mutation.token > fence.token => {
+                let raised = Fence { token: mutation.token, ..fence.clone() };
+                self.store(raised)
+            }
             Some(_) | None => Ok(()),
         }
     }
 
     fn store(&mut self, fence: Fence) -> Result<(), ProviderError> {
-        if self.fence != Some(fence) {
+        if self.fence.as_ref() != Some(&fence) {
             durable::replace_json(&self.path, &fence)
                 .map_err(|source| ProviderError::Unavailable { what: "the fence file".to_owned(), source })?;
             self.fence = Some(fence);
@@ -152,9 +150,13 @@ fn check_token(fence: &Fence, mutation: &Mutation) -> Result<(), ProviderError> 
 
 #[cfg(test)]
 mod tests {
-    use viv_core::OperationId;
+    use viv_core::{EndCause, OperationId};
 
     use super::*;
+
+    fn destroyed() -> Ended {
+        Ended { cause: EndCause::Destroyed, at_ms: 1 }
+    }
 
     fn mutation(generation: u64, token: u64) -> Mutation {
         Mutation {
@@ -175,7 +177,7 @@ mod tests {
         lock().admit_create(&mutation(1, 1)).unwrap();
         lock().begin(&mutation(1, 1)).unwrap();
         lock().admit_destroy(&mutation(1, 2)).unwrap();
-        lock().bury(Generation(1)).unwrap();
+        lock().bury(&mutation(1, 2), destroyed()).unwrap();
         assert!(matches!(lock().admit_create(&mutation(1, 2)), Err(ProviderError::StaleGeneration { .. })));
         lock().admit_create(&mutation(2, 3)).unwrap();
         lock().begin(&mutation(2, 3)).unwrap();
@@ -193,6 +195,7 @@ mod tests {
         let fences = Fences::open(folder.path().to_owned()).unwrap();
         let sandbox = SandboxId::from_bytes([8; 16]);
         fences.lock(&sandbox).unwrap().admit_destroy(&mutation(1, 5)).unwrap();
+        fences.lock(&sandbox).unwrap().bury(&mutation(1, 5), destroyed()).unwrap();
         let late = fences.lock(&sandbox).unwrap().admit_create(&mutation(1, 5));
         assert!(matches!(late, Err(ProviderError::StaleGeneration { .. })));
     }

@@ -48,7 +48,8 @@ impl Inventory {
         for pid in pids() {
             let exe = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
             let inside = fs::read_link(format!("/proc/{pid}/ns/pid")).is_ok_and(|found| found != own_pid_namespace);
-            let ours = exe.file_name().is_some_and(|name| name == "viv" || name.to_string_lossy().starts_with("viv-agent"));
+            let ours =
+                exe.file_name().is_some_and(|name| name == "viv" || name.to_string_lossy().starts_with("viv-agent"));
             if inside || ours {
                 inventory.processes.insert(format!("{pid} {}", exe.display()));
             }
@@ -117,9 +118,10 @@ impl Chance {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn p8_after_the_storm_nothing_is_left() {
     let cycles = std::env::var("VIV_LEAK_CYCLES").ok().and_then(|text| text.parse().ok()).unwrap_or(CYCLES);
-    let seed = std::env::var("VIV_LEAK_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or_else(|| {
-        u64::from_be_bytes(support::fresh_bytes()[8..].try_into().unwrap())
-    });
+    let seed = std::env::var("VIV_LEAK_SEED")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or_else(|| u64::from_be_bytes(support::fresh_bytes()[8..].try_into().unwrap()));
     eprintln!("VIV_LEAK_SEED={seed}");
     let chance = Chance(Arc::new(AtomicU64::new(seed)));
     let ground = Arc::new(Ground::new());

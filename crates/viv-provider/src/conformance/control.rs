@@ -140,6 +140,12 @@ async fn assert_quiet(subject: &Subject<'_>) {
 pub(super) async fn cancel_ends_a_tree_that_ignores_term(lab: &Lab) {
     let subject = lab.subject().await;
     let execution = start_stubborn(&subject, None).await;
+    // It does ignore TERM: a plain one leaves parent and child at work.
+    subject.signal(&execution, TERM).await.must("signal");
+    let before = subject.read("/tmp/ticks").await.len();
+    lab.until("more ticks", SOON_MS, async || (subject.read("/tmp/ticks").await.len() > before + 8).then_some(()))
+        .await;
+    assert_eq!(subject.status(&execution).await.state, ExecState::Running);
     assert_eq!(subject.cancel(&execution).await.state, ExecState::Cancelled);
     assert_quiet(&subject).await;
     assert_eq!(subject.status(&execution).await.state, ExecState::Cancelled);

@@ -327,7 +327,7 @@ macro_rules! __conformance_test_modules {
 /// scope where the macro is called. Call it in a module of its own when one
 /// file tests several providers.
 ///
-/// ```ignore
+/// ```text
 /// viv_provider::conformance_tests!(MyWorld::start().await);
 /// ```
 #[macro_export]

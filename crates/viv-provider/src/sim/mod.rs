@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Time is the [`SimClock`]'s. Before a call is answered, everything that is
-//! due by then happens in its order ([`State::settle`]); nothing happens
+//! due by then happens in its order (`State::settle`); nothing happens
 //! between calls. Whoever waits looks again when the clock rings.
 //!
 //! Commands are those of [`crate::conformance::program`]; any other one ends

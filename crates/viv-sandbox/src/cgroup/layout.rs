@@ -71,6 +71,11 @@ impl Layout {
         layout
     }
 
+    /// Whether there is no hierarchy at all.
+    pub fn is_empty(&self) -> bool {
+        self.v2.is_none() && self.v1.is_empty()
+    }
+
     /// All hierarchies.
     pub fn mounts(&self) -> impl Iterator<Item = &Path> {
         self.v2.iter().map(PathBuf::as_path).chain(self.v1.iter().map(|(mount, _)| mount.as_path()))
@@ -108,7 +113,7 @@ impl Layout {
     }
 
     /// A v1 cpuset takes no process before it knows its processors and memory nodes.
-    pub(super) fn seed_cpuset(&self, mount: &Path, path: &str) -> io::Result<()> {
+    pub(super) fn seed_cpuset(mount: &Path, path: &str) -> io::Result<()> {
         let mut folders: Vec<_> = Path::new(path).ancestors().collect();
         folders.reverse();
         for file in ["cpuset.cpus", "cpuset.mems"] {

@@ -57,7 +57,7 @@ impl InstanceCgroups {
         for (mount, _) in &self.layout.v1 {
             self.make_one(mount)?;
             if mount.ends_with("cpuset") {
-                self.layout.seed_cpuset(mount, &self.path)?;
+                Layout::seed_cpuset(mount, &self.path)?;
             }
         }
         Ok(())

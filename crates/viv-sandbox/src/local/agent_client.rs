@@ -132,11 +132,13 @@ impl LocalProvider {
 
     /// No instance now; was there a later one than is meant?
     pub(super) fn why_absent(&self, instance: &InstanceRef) -> ProviderError {
-        match self.fence(&instance.sandbox).map(|locked| locked.fence()) {
-            Ok(Some(fence)) if fence.generation > instance.generation => {
-                ProviderError::StaleGeneration { asked: instance.generation, current: fence.generation }
-            }
-            Ok(_) => ProviderError::Absent,
+        match self.fence(&instance.sandbox) {
+            Ok(locked) => match locked.fence() {
+                Some(fence) if fence.generation > instance.generation => {
+                    ProviderError::StaleGeneration { asked: instance.generation, current: fence.generation }
+                }
+                Some(_) | None => ProviderError::Absent,
+            },
             Err(error) => error,
         }
     }
@@ -246,7 +248,9 @@ impl AsyncRead for Body {
                     (Kind::Data, length) => this.left = length,
                     (Kind::End, _) => this.done = true,
                     // What went wrong stands in the message; that it went wrong is all a reader of bytes can use.
-                    (Kind::Json, _) => return Poll::Ready(Err(io::Error::other("the file could not be read to its end"))),
+                    (Kind::Json, _) => {
+                        return Poll::Ready(Err(io::Error::other("the file could not be read to its end")));
+                    }
                 }
             }
         }
@@ -265,9 +269,7 @@ fn refusal(error: AgentError) -> ProviderError {
     let AgentError { code, message, current } = error;
     let current = current.unwrap_or_default();
     match code {
-        ErrorCode::Fenced => {
-            ProviderError::Fenced { presented: FencingToken(0), highest: FencingToken(current) }
-        }
+        ErrorCode::Fenced => ProviderError::Fenced { presented: FencingToken(0), highest: FencingToken(current) },
         ErrorCode::StaleGeneration => {
             ProviderError::StaleGeneration { asked: Generation(0), current: Generation(current) }
         }

@@ -36,7 +36,7 @@ enum Claim {
     /// It is ours, with the lock that the shim will hold.
     New(File),
     /// The same operation was here before.
-    Repeated(InstanceRecord),
+    Repeated(Box<InstanceRecord>),
 }
 
 impl LocalProvider {
@@ -112,7 +112,10 @@ impl LocalProvider {
                 return Err(ProviderError::Unsupported { capability, why });
             }
             if limit == Some(0) {
-                return Err(invalid(format!("a limit of 0 ({capability:?}) leaves nothing to run with"), "leave it out"));
+                return Err(invalid(
+                    format!("a limit of 0 ({capability:?}) leaves nothing to run with"),
+                    "leave it out",
+                ));
             }
         }
         if !spec.workdir.starts_with('/') || spec.workdir.split('/').any(|part| part == "..") {
@@ -131,7 +134,7 @@ impl LocalProvider {
         fence.admit_create(mutation)?;
         if let Some(found) = self.read_record(record.sandbox())? {
             return if found.instance == record.instance && found.operation == record.operation {
-                Ok(Claim::Repeated(found))
+                Ok(Claim::Repeated(Box::new(found)))
             } else {
                 Err(ProviderError::Conflict { what: format!("{} is still there", found.instance) })
             };

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Signal, pidfd_send_signal};
-use viv_core::SandboxId;
-use viv_provider::{Mutation, ProviderError};
+use viv_core::{EndCause, SandboxId};
+use viv_provider::{Ended, Mutation, ProviderError};
 
 use super::look::LOOK_EVERY;
 use super::{LocalProvider, Result, shim_client, unavailable, within};
@@ -16,6 +16,7 @@ use crate::cgroup::InstanceCgroups;
 use crate::durable;
 use crate::layout::{DataDir, InstanceDir, InstanceRecord};
 use crate::process::ProcessIdentity;
+use crate::shim::now_wall_ms;
 use crate::shim::proto::{ShimReply, ShimRequest};
 
 /// A shim that has not ended its instance by then is not asked any more. It takes milliseconds, and up to five
@@ -34,7 +35,8 @@ impl LocalProvider {
             };
             let Some(record) = record else { return Ok(()) };
             self.ask_to_end(&record, mutation).await?;
-            self.blocking(move |this| this.finish_destroy(&record)).await
+            let mutation = mutation.clone();
+            self.blocking(move |this| this.finish_destroy(&mutation, &record)).await
         })
         .await
     }
@@ -44,18 +46,20 @@ impl LocalProvider {
         let mut fence = self.fence(sandbox)?;
         fence.admit_destroy(mutation)?;
         let record = self.read_record(sandbox)?;
-        if record.is_none() {
-            fence.bury(mutation.generation)?;
+        match &record {
+            None => fence.bury(mutation, destroyed())?,
+            Some(found) if found.generation() != mutation.generation => {
+                let current = found.generation();
+                return Err(ProviderError::StaleGeneration { asked: mutation.generation, current });
+            }
+            Some(_) => {}
         }
         Ok(record)
     }
 
     /// The shim's way first: it knows its children. Refusals count; silence does not.
     async fn ask_to_end(&self, record: &InstanceRecord, mutation: &Mutation) -> Result<()> {
-        let mut mutation = mutation.clone();
-        // A destroy may name a later generation than what is left, and ends that too.
-        mutation.generation = record.generation();
-        let request = ShimRequest::Destroy { mutation };
+        let request = ShimRequest::Destroy { mutation: mutation.clone() };
         let dir = self.dir(record.sandbox());
         match tokio::time::timeout(SHIM_WITHIN, shim_client::ask(&dir, &request)).await {
             Ok(Ok(ShimReply::Error(error))) => match ProviderError::from(error) {
@@ -67,7 +71,7 @@ impl LocalProvider {
         }
     }
 
-    fn finish_destroy(&self, record: &InstanceRecord) -> Result<()> {
+    fn finish_destroy(&self, mutation: &Mutation, record: &InstanceRecord) -> Result<()> {
         let dir = self.dir(record.sandbox());
         // Under the fence: nobody makes the next generation while this one is on its way out.
         end_by_force(&dir, &self.cgroups(record), FORCE_WITHIN)?;
@@ -77,9 +81,15 @@ impl LocalProvider {
             // Another destroy was faster, and perhaps another create.
             Some(_) | None => return Ok(()),
         }
-        fence.bury(record.generation())?;
+        // Its own end, if it had one before this.
+        let ended = durable::read_json(&dir.exit()).map_err(unavailable(&dir.exit()))?;
+        fence.bury(mutation, ended.unwrap_or_else(destroyed))?;
         remove_folder(&self.shared.data, &dir)
     }
+}
+
+fn destroyed() -> Ended {
+    Ended { cause: EndCause::Destroyed, at_ms: now_wall_ms() }
 }
 
 /// Makes sure that nothing of the instance lives, with its shim or without.

@@ -102,6 +102,10 @@ impl LocalProvider {
 
     pub(super) async fn wait_for_end(&self, instance: &InstanceRef) -> Result<Ended> {
         loop {
+            let asked = instance.clone();
+            if let Some(ended) = self.blocking(move |this| this.ended_for_ever(&asked)).await? {
+                return Ok(ended);
+            }
             // The answer comes when it ends; a connection that ends without one means that the shim was killed.
             let told = shim_client::ask(&self.dir(&instance.sandbox), &ShimRequest::Wait).await;
             if let Ok(ShimReply::Ended(ended)) = told {
@@ -109,18 +113,38 @@ impl LocalProvider {
             }
             match self.look(instance).await?.state {
                 InstanceState::Ended(ended) => return Ok(ended),
-                // It was destroyed between two looks of ours, and whatever it was before, that is what ended it.
-                InstanceState::Absent => return Err(ProviderError::Absent),
-                InstanceState::Creating | InstanceState::Running | InstanceState::Frozen | InstanceState::Ending { .. } => {
+                // It was destroyed just now: the tombstone tells.
+                InstanceState::Absent => {}
+                InstanceState::Creating
+                | InstanceState::Running
+                | InstanceState::Frozen
+                | InstanceState::Ending { .. } => {
                     tokio::time::sleep(LOOK_EVERY).await;
                 }
             }
         }
     }
 
+    /// The end of an instance that has no folder any more; `None` while it has one.
+    fn ended_for_ever(&self, instance: &InstanceRef) -> Result<Option<Ended>> {
+        let locked = self.fence(&instance.sandbox)?;
+        let Some(fence) = locked.fence().filter(|fence| fence.generation >= instance.generation) else {
+            return Err(ProviderError::Absent);
+        };
+        if fence.generation > instance.generation {
+            return Err(ProviderError::StaleGeneration { asked: instance.generation, current: fence.generation });
+        }
+        match (&fence.tombstone, self.read_record(&instance.sandbox)?) {
+            (Some(ended), _) => Ok(Some(ended.clone())),
+            (None, Some(_)) => Ok(None),
+            // Its create failed, or never came to anything.
+            (None, None) => Err(ProviderError::Absent),
+        }
+    }
+
     pub(super) async fn list_instances(&self, owner: &OwnerMark, page: PageRequest) -> Result<Page> {
         let limit = page.limit.unwrap_or(PAGE_MAX).clamp(1, PAGE_MAX);
-        let names = self.blocking(|this| this.instance_names()).await?;
+        let names = self.blocking(Self::instance_names).await?;
         let mut listed = Page::default();
         for name in names.into_iter().filter(|name| page.cursor.as_ref().is_none_or(|cursor| name > cursor)) {
             if listed.items.len() == limit {

@@ -25,8 +25,9 @@ use viv_core::exec::{ExecSpec, ExecStatus, TtySize};
 use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked};
 use viv_core::{ExecutionId, OwnerMark, SandboxId, SnapshotId};
 use viv_provider::{
-    ByteReader, Capabilities, Capability, Deadline, DeadlineChange, Dialled, Ended, FileWrite, InstanceRef, InstanceSpec,
-    Mutation, Observation, OutputStream, Page, PageRequest, Provider, ProviderError, SaveRequest, Snapshot, WatchStream,
+    ByteReader, Capabilities, Capability, Deadline, DeadlineChange, Dialled, Ended, FileWrite, InstanceRef,
+    InstanceSpec, Mutation, Observation, OutputStream, Page, PageRequest, Provider, ProviderError, SaveRequest,
+    Snapshot, WatchStream,
 };
 
 use crate::agent_image;
@@ -219,9 +220,11 @@ impl Provider for LocalProvider {
                 None => all.without(capability, "no cgroup v2 hierarchy is mounted"),
             };
         }
-        for (capability, controller) in
-            [(C::LimitCpu, Controller::Cpu), (C::LimitMemory, Controller::Memory), (C::LimitProcesses, Controller::Pids)]
-        {
+        for (capability, controller) in [
+            (C::LimitCpu, Controller::Cpu),
+            (C::LimitMemory, Controller::Memory),
+            (C::LimitProcesses, Controller::Pids),
+        ] {
             all = if self.shared.layout.has(controller) {
                 all.with(capability)
             } else {
@@ -283,7 +286,12 @@ impl Provider for LocalProvider {
     }
 
     async fn save(&self, _: &Mutation, _: &SandboxId, request: &SaveRequest) -> Result<Snapshot> {
-        unsupported(if request.live { Capability::SaveLive } else { Capability::SaveStopped }, NO_LAYERS)
+        let capability = match request {
+            SaveRequest { memory: true, .. } => Capability::SaveMemory,
+            SaveRequest { live: true, .. } => Capability::SaveLive,
+            SaveRequest { .. } => Capability::SaveStopped,
+        };
+        unsupported(capability, NO_LAYERS)
     }
 
     async fn restore(
@@ -351,11 +359,23 @@ impl Provider for LocalProvider {
         self.give_stdin(mutation, sandbox, execution, 0, &[], true).await.map(|_| ())
     }
 
-    async fn signal(&self, mutation: &Mutation, sandbox: &SandboxId, execution: &ExecutionId, signal: i32) -> Result<()> {
+    async fn signal(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        execution: &ExecutionId,
+        signal: i32,
+    ) -> Result<()> {
         self.signal_execution(mutation, sandbox, execution, signal).await
     }
 
-    async fn resize(&self, mutation: &Mutation, sandbox: &SandboxId, execution: &ExecutionId, size: TtySize) -> Result<()> {
+    async fn resize(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        execution: &ExecutionId,
+        size: TtySize,
+    ) -> Result<()> {
         self.resize_terminal(mutation, sandbox, execution, size).await
     }
 
@@ -363,7 +383,13 @@ impl Provider for LocalProvider {
         self.cancel_execution(mutation, sandbox, execution).await
     }
 
-    async fn file_read(&self, instance: &InstanceRef, path: &str, offset: u64, length: Option<u64>) -> Result<ByteReader> {
+    async fn file_read(
+        &self,
+        instance: &InstanceRef,
+        path: &str,
+        offset: u64,
+        length: Option<u64>,
+    ) -> Result<ByteReader> {
         self.read_file(instance, path, offset, length).await
     }
 

@@ -140,7 +140,8 @@ async fn from_agent(conversation: &mut Conversation) -> Result<Option<OutputEven
 
 fn from_files(mut kept: Box<Kept>) -> Result<(Box<Kept>, OutputEvent)> {
     let mut buffer = Vec::new();
-    let failed = |error: std::io::Error| ProviderError::Failed { what: format!("the kept output cannot be read: {error}") };
+    let failed =
+        |error: std::io::Error| ProviderError::Failed { what: format!("the kept output cannot be read: {error}") };
     let item = match kept.reader.next(&mut buffer).map_err(failed)? {
         Some(item) => Some(item),
         None => kept.reader.finish(kept.status.output_bytes),

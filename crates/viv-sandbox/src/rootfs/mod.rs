@@ -115,7 +115,13 @@ pub(crate) fn mount(
     let mut binds = Vec::new();
     for (index, tree) in plan.trees.iter().enumerate() {
         let target = stage.folder(&format!("tree{index}"))?;
-        overlay::mount(&mapping, std::slice::from_ref(&tree.lower), &layers.join(format!("tree{index}")), &target, ids)?;
+        overlay::mount(
+            &mapping,
+            std::slice::from_ref(&tree.lower),
+            &layers.join(format!("tree{index}")),
+            &target,
+            ids,
+        )?;
         prepare::probe_writable(&target, ids)?;
         binds.push((tree.at.clone(), target));
     }

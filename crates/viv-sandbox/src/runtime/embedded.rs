@@ -22,7 +22,7 @@ pub fn run(root: &Path, bundle: &Path, pid_file: &Path, id: &str) -> Result<(), 
     let mut container = ContainerBuilder::new(id.to_owned(), SyscallType::default())
         .with_root_path(root)
         .and_then(|builder| builder.with_pid_file(Some(pid_file)))
-        .and_then(|builder| builder.validate_id())
+        .and_then(ContainerBuilder::validate_id)
         .map_err(EmbeddedError::Create)?
         .as_init(bundle)
         .with_systemd(false)

@@ -33,7 +33,9 @@ impl Runtime {
     pub(crate) fn command(&self, bundle: &Path, state: &Path, id: &str, pid_file: &Path) -> Vec<OsString> {
         let mut argv: Vec<OsString> = Vec::new();
         match self {
-            Self::Embedded => argv.extend(["/proc/self/exe".into(), EMBEDDED_VERB.into(), "--root".into(), state.into()]),
+            Self::Embedded => {
+                argv.extend(["/proc/self/exe".into(), EMBEDDED_VERB.into(), "--root".into(), state.into()]);
+            }
             Self::Binary(path) => {
                 argv.extend([path.into(), "--root".into(), state.into(), "run".into(), "--detach".into()]);
             }

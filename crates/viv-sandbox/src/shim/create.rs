@@ -63,7 +63,7 @@ pub(super) fn create(dir: InstanceDir, record: InstanceRecord) -> Result<Shim, C
     match build(&dir, &record, &cgroups, &mut init) {
         Ok(parts) => Ok(Shim::new(dir, record, cgroups, parts)),
         Err(error) => {
-            undo(&cgroups, init);
+            undo(&cgroups, init.as_ref());
             Err(error)
         }
     }
@@ -98,6 +98,9 @@ fn build(
     let identity = Identity { sandbox: record.sandbox().clone(), generation: record.generation() };
     prepare_run(dir, record, &identity).map_err(at("preparing the agent's folder"))?;
     let stage = Stage::enter(dir.path())?;
+    if cgroups.layout().is_empty() {
+        Stage::show_no_cgroups()?;
+    }
     let contents = Contents { identity: &identity, workdir: &record.spec.workdir };
     let root = rootfs::mount(&stage, &dir.layers(), &record.root, record.ids, &contents)?;
     let staged =
@@ -169,22 +172,14 @@ fn start_container(
     // On the hybrid layout runtimes leave v2 alone, so the container is born
     // there. On pure v2 they move it themselves, and the helper stays outside
     // of the limits.
-    let birthplace = if cgroups.layout().v1.is_empty() {
-        None
-    } else {
-        cgroups.open_v2().map_err(at("opening the cgroup"))?
-    };
+    let birthplace =
+        if cgroups.layout().v1.is_empty() { None } else { cgroups.open_v2().map_err(at("opening the cgroup"))? };
     let log = File::options().append(true).create(true).open(dir.log()).map_err(at("opening the log"))?;
     let log_start = log.metadata().map_or(0, |found| found.len());
     let helper = match fork(birthplace.as_ref().map(AsFd::as_fd)).map_err(at("starting the runtime"))? {
         Forked::Child => {
             let log = || log.try_clone().map_or_else(|_| Stdio::null(), Stdio::from);
-            let error = Command::new(&argv[0])
-                .args(&argv[1..])
-                .stdin(Stdio::null())
-                .stdout(log())
-                .stderr(log())
-                .exec();
+            let error = Command::new(&argv[0]).args(&argv[1..]).stdin(Stdio::null()).stdout(log()).stderr(log()).exec();
             eprintln!("{}: {error}", argv[0].display());
             exit_now(127);
         }
@@ -244,14 +239,14 @@ fn complaint(log: &std::path::Path, start: u64) -> String {
 }
 
 /// Ends what was begun. The mounts go with this process's namespace.
-fn undo(cgroups: &InstanceCgroups, init: Option<Init>) {
-    if let Some(init) = &init {
+fn undo(cgroups: &InstanceCgroups, init: Option<&Init>) {
+    if let Some(init) = init {
         init.kill();
     }
     if let Err(error) = cgroups.kill(UNDO_WITHIN) {
         eprintln!("undoing: processes are left: {error}");
     }
-    if let Some(init) = &init {
+    if let Some(init) = init {
         let _ = init.wait(UNDO_WITHIN);
     }
     while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}

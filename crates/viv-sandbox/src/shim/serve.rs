@@ -57,7 +57,8 @@ impl Init {
         if !readable_within(&self.pidfd, within)? {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        let status = waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED)?.ok_or(io::ErrorKind::NotFound)?;
+        let status =
+            waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED)?.ok_or(io::ErrorKind::NotFound)?;
         match (status.exit_status(), status.terminating_signal()) {
             (Some(code), _) => Ok(InitExit::Code(code)),
             (None, Some(signal)) => Ok(InitExit::Signal(signal)),

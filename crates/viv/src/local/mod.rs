@@ -157,7 +157,8 @@ fn mutation(generation: Generation) -> Mutation {
 /// Bytes for an id: the time in front, so that ids sort by age, and chance behind.
 fn fresh_bytes() -> [u8; 16] {
     let mut bytes = [0; 16];
-    rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty()).expect("the kernel gives random bytes");
+    rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())
+        .expect("the kernel gives random bytes");
     let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
     bytes[..6].copy_from_slice(&now_ms.to_be_bytes()[2..]);
     bytes

@@ -5,9 +5,7 @@ use std::process::ExitCode;
 
 use viv_core::exec::{ExecSpec, ExecState, OutputEvent, Stream};
 use viv_core::{ExecutionId, Generation, SandboxId};
-use viv_provider::{
-    DeadlineChange, Image, InstanceRef, InstanceSpec, PageRequest, Provider, ResourceLimits,
-};
+use viv_provider::{DeadlineChange, Image, InstanceRef, InstanceSpec, PageRequest, Provider, ResourceLimits};
 
 use super::{ByHand, NewArgs, Verb, fresh_bytes, mutation};
 

@@ -65,10 +65,7 @@ impl Ground {
     /// The binary as a user calls it, on this ground.
     pub fn viv(&self) -> Command {
         let mut command = Command::new(VIV);
-        command
-            .arg("local")
-            .env("VIV_DATA_DIR", &self.data)
-            .env("VIV_CGROUP_PREFIX", &self.cgroup_prefix);
+        command.arg("local").env("VIV_DATA_DIR", &self.data).env("VIV_CGROUP_PREFIX", &self.cgroup_prefix);
         command
     }
 
@@ -100,7 +97,8 @@ impl Ground {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
         assert!(!mounts.contains(&*self.data.to_string_lossy()), "mounts are left:\n{mounts}");
         for folder in ["instances", "trash"] {
-            let left: Vec<_> = fs::read_dir(self.data.join(folder)).unwrap().map(|entry| entry.unwrap().path()).collect();
+            let left: Vec<_> =
+                fs::read_dir(self.data.join(folder)).unwrap().map(|entry| entry.unwrap().path()).collect();
             assert!(left.is_empty(), "folders are left: {left:?}");
         }
     }
@@ -275,8 +273,8 @@ pub fn again_in_namespace(test: &str, prepare: &str) {
         .env("VIV_TEST_GROUND", "prepared")
         .output()
         .unwrap();
-    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
 }
 
 pub fn is_in_namespace() -> bool {
