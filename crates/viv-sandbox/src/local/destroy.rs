@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -150,9 +151,17 @@ pub(super) fn remove_folder(data: &DataDir, dir: &InstanceDir) -> Result<()> {
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let trash = data.trash().join(format!("{name}.{}.{count}", std::process::id()));
     match fs::rename(dir.path(), &trash) {
-        Ok(()) => fs::remove_dir_all(&trash).map_err(unavailable(&trash)),
+        Ok(()) => take_apart(&trash).map_err(unavailable(&trash)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(unavailable(dir.path())(error)),
+    }
+}
+
+/// Another process that opens the data folder empties the trash too; whoever is faster, it is gone.
+fn take_apart(folder: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !folder.exists() => Ok(()),
+        result => result,
     }
 }
 
@@ -160,6 +169,6 @@ pub(super) fn remove_folder(data: &DataDir, dir: &InstanceDir) -> Result<()> {
 pub(super) fn empty_trash(data: &DataDir) {
     let Ok(entries) = fs::read_dir(data.trash()) else { return };
     for entry in entries.flatten() {
-        let _ = fs::remove_dir_all(entry.path());
+        let _ = take_apart(&entry.path());
     }
 }

@@ -4,10 +4,13 @@
 //! copy-on-write. `/etc` holds only what programs need to run. Home folders,
 //! `/root`, `/var`, `/opt`, `/srv` and the rest do not appear.
 
-use std::fs;
+use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
-use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+
+use rustix::fs::{FlockOperation, flock};
 
 use super::{RootPlan, Tree};
 
@@ -48,24 +51,37 @@ const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\n\
 const GROUP: &str = "root:x:0:\ntty:x:5:\nuser:x:1000:\nnogroup:x:65534:\n";
 const HOSTS: &str = "127.0.0.1 localhost\n::1 localhost\n";
 
-/// Makes the skeleton anew below `images`, and answers what a root is made of.
+/// Changes with what [`build`] puts into a skeleton, so that an older binary's is not taken for ours.
+const VERSION: u64 = 1;
+
+/// What a root is made of. The skeleton is made below `images` unless one of the same content is there.
 pub(crate) fn plan(images: &Path) -> io::Result<RootPlan> {
-    let skeleton = images.join(format!("host-{}", std::process::id()));
-    if skeleton.exists() {
-        fs::remove_dir_all(&skeleton)?;
+    // Roots that are mounted keep the skeleton they were made with, so it is never changed, only joined by a new one.
+    let skeleton = images.join(format!("host-{:016x}", fingerprint()?));
+    if !skeleton.is_dir() {
+        let lock = File::options().create(true).append(true).open(images.join(".lock"))?;
+        flock(&lock, FlockOperation::LockExclusive)?;
+        // Under the lock, so whatever is there was left by a process that died.
+        let building = images.join(".building");
+        if building.exists() {
+            fs::remove_dir_all(&building)?;
+        }
+        build(&building)?;
+        match fs::rename(&building, &skeleton) {
+            Ok(()) => {}
+            Err(_) if skeleton.is_dir() => fs::remove_dir_all(&building)?,
+            Err(error) => return Err(error),
+        }
     }
-    let trees = build(&skeleton)?;
-    // Roots that are mounted keep the skeleton they were made with, so it is never changed, only replaced.
-    let kept = images.join(format!("host-{:016x}", fingerprint(&skeleton)?));
-    match fs::rename(&skeleton, &kept) {
-        Ok(()) => {}
-        Err(_) if kept.is_dir() => fs::remove_dir_all(&skeleton)?,
-        Err(error) => return Err(error),
-    }
-    Ok(RootPlan { lowers: vec![kept], trees })
+    let trees = USERLAND.iter().map(|name| Path::new("/").join(name)).filter(|path| is_real_folder(path));
+    Ok(RootPlan { lowers: vec![skeleton], trees: trees.map(|path| Tree { at: path.clone(), lower: path }).collect() })
 }
 
-fn build(skeleton: &Path) -> io::Result<Vec<Tree>> {
+fn is_real_folder(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| found.is_dir())
+}
+
+fn build(skeleton: &Path) -> io::Result<()> {
     for folder in ["dev", "etc", "home/user", "proc", "root", "run", "sys", "tmp", "var/tmp", "var/lib", "workspace"] {
         fs::create_dir_all(skeleton.join(folder))?;
     }
@@ -75,16 +91,12 @@ fn build(skeleton: &Path) -> io::Result<Vec<Tree>> {
     fs::set_permissions(skeleton.join("root"), fs::Permissions::from_mode(0o700))?;
     std::os::unix::fs::chown(skeleton.join("home/user"), Some(1000), Some(1000))?;
 
-    let mut trees = Vec::new();
     for name in USERLAND {
         let host = Path::new("/").join(name);
-        match fs::symlink_metadata(&host) {
-            Ok(found) if found.is_symlink() => symlink(fs::read_link(&host)?, skeleton.join(name))?,
-            Ok(found) if found.is_dir() => {
-                fs::create_dir(skeleton.join(name))?;
-                trees.push(Tree { at: host.clone(), lower: host });
-            }
-            Ok(_) | Err(_) => {}
+        if is_real_folder(&host) {
+            fs::create_dir(skeleton.join(name))?;
+        } else if let Ok(target) = fs::read_link(&host) {
+            symlink(target, skeleton.join(name))?;
         }
     }
 
@@ -95,7 +107,7 @@ fn build(skeleton: &Path) -> io::Result<Vec<Tree>> {
     for (name, content) in [("passwd", PASSWD), ("group", GROUP), ("hosts", HOSTS), ("resolv.conf", "")] {
         fs::write(etc.join(name), content)?;
     }
-    Ok(trees)
+    Ok(())
 }
 
 /// Copies a file, a link or a folder; what is not there, or is none of those, is left out.
@@ -120,25 +132,21 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
     }
 }
 
-/// Tells skeletons apart by names and content.
-fn fingerprint(folder: &Path) -> io::Result<u64> {
-    use std::hash::{DefaultHasher, Hash, Hasher};
+/// Tells apart what skeletons are made from, by names, sizes and times.
+fn fingerprint() -> io::Result<u64> {
     let mut hasher = DefaultHasher::new();
-    let mut pending = vec![PathBuf::new()];
-    while let Some(below) = pending.pop() {
-        let mut entries = fs::read_dir(folder.join(&below))?.collect::<io::Result<Vec<_>>>()?;
-        entries.sort_by_key(fs::DirEntry::file_name);
-        for entry in entries {
-            let path = below.join(entry.file_name());
-            path.hash(&mut hasher);
-            let kind = entry.file_type()?;
-            if kind.is_dir() {
-                pending.push(path);
-            } else if kind.is_symlink() {
-                fs::read_link(entry.path())?.hash(&mut hasher);
-            } else {
-                fs::read(entry.path())?.hash(&mut hasher);
-            }
+    (VERSION, env!("CARGO_PKG_VERSION")).hash(&mut hasher);
+    for name in USERLAND {
+        fs::read_link(Path::new("/").join(name)).ok().hash(&mut hasher);
+    }
+    let mut pending: Vec<_> = ETC.iter().map(|name| Path::new("/etc").join(name)).collect();
+    while let Some(path) = pending.pop() {
+        let Ok(found) = fs::symlink_metadata(&path) else { continue };
+        (&path, found.len(), found.mtime(), found.mtime_nsec(), found.ctime_nsec()).hash(&mut hasher);
+        if found.is_dir() {
+            let mut below = fs::read_dir(&path)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
+            below.sort_unstable();
+            pending.extend(below);
         }
     }
     Ok(hasher.finish())
