@@ -112,6 +112,7 @@ fn origin() -> Origin {
     Origin {
         open_files,
         privileged: rustix::thread::capabilities(None).is_ok_and(|held| !held.permitted.is_empty()),
-        groups_fixed: std::fs::read_to_string("/proc/self/setgroups").is_ok_and(|text| text.trim() == "deny"),
+        // The agent itself needs none. With the capability, only the user namespace can forbid it.
+        groups_fixed: rustix::thread::set_thread_groups(&[]) == Err(rustix::io::Errno::PERM),
     }
 }

@@ -409,7 +409,10 @@ mod tests {
         (from..from + length as u64).map(|at| (at.wrapping_mul(31) ^ (at >> 8)) as u8).collect()
     }
 
-    fn read_all(dir: &Path, offset: u64) -> (Vec<(u64, Vec<u8>)>, Vec<(u64, u64)>, u64) {
+    type Chunks = Vec<(u64, Vec<u8>)>;
+    type Cuts = Vec<(u64, u64)>;
+
+    fn read_all(dir: &Path, offset: u64) -> (Chunks, Cuts, u64) {
         let mut reader = Reader::open(dir, offset).unwrap();
         let (mut chunks, mut cuts, mut buf) = (Vec::new(), Vec::new(), Vec::new());
         while let Some(item) = reader.next(&mut buf).unwrap() {

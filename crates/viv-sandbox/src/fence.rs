@@ -9,6 +9,7 @@ use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
@@ -19,6 +20,10 @@ use crate::durable;
 
 /// Locks are shared by sandboxes, so that their number is bounded.
 const LOCKS: u64 = 64;
+
+/// A process that holds a lock for this long is stopped or stuck, and delays others no longer (J7).
+const LOCK_WITHIN: Duration = Duration::from_secs(10);
+const LOCK_EVERY: Duration = Duration::from_micros(500);
 
 /// What is known about a sandbox for ever.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,14 +53,23 @@ impl Fences {
         Ok(Self { folder })
     }
 
-    /// Takes the lock and reads. Blocks while another holds it, which nobody
-    /// does for longer than a write to disk.
+    /// Takes the lock and reads. Waits while another holds it, which nobody
+    /// does for longer than a write to disk unless it was stopped.
     pub(crate) fn lock(&self, sandbox: &SandboxId) -> io::Result<LockedFence> {
         let mut hasher = DefaultHasher::new();
         sandbox.hash(&mut hasher);
         let lock = self.folder.join(format!(".lock-{:02}", hasher.finish() % LOCKS));
         let lock = File::options().create(true).append(true).open(lock)?;
-        flock(&lock, FlockOperation::LockExclusive)?;
+        let until = Instant::now() + LOCK_WITHIN;
+        while let Err(error) = flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            if error != rustix::io::Errno::WOULDBLOCK {
+                return Err(error.into());
+            }
+            if Instant::now() >= until {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "another process holds it and does not let go"));
+            }
+            std::thread::sleep(LOCK_EVERY);
+        }
         let path = self.folder.join(format!("{sandbox}.json"));
         let fence = durable::read_json(&path)?;
         Ok(LockedFence { path, fence, _lock: lock })

@@ -5,7 +5,7 @@
 //!     fences/<sandbox>.json        outlives instances (L15)
 //!     instances/<sandbox>/         one at a time: making this folder is the claim
 //!       record.json                what was asked for
-//!       shim.lock                  locked for as long as the shim lives
+//!       shim.lock                  locked for as long as the shim or its guard lives
 //!       shim.json  shim.sock  shim.log
 //!       deadline.json  exit.json
 //!       run/                       /.vivarium/run inside: socket, executions, output

@@ -101,11 +101,42 @@ async fn l5_when_the_shim_is_killed_nothing_is_left_running() {
     assert!(before.len() >= 3, "shim, agent and commands: {before:?}");
     kill(sandbox.shim_pid(), Signal::KILL);
     eventually_within(Duration::from_secs(2), "nothing runs", || before.iter().all(|&pid| !is_alive(pid)));
+    eventually_within(Duration::from_secs(2), "no cgroup is left", || ground.cgroups().is_empty());
 
     let InstanceState::Ended(ended) = sandbox.state().await else { panic!("{:?}", sandbox.state().await) };
     assert_eq!(ended.cause, EndCause::SupervisorLost);
     let status = ground.provider.execution(&sandbox.instance(), &execution).await.unwrap();
     assert_eq!(status.state, ExecState::Lost { cause: "supervisor_lost".to_owned() });
+    sandbox.destroy().await;
+    ground.assert_nothing_left();
+}
+
+#[tokio::test]
+async fn l5_a_killed_guard_is_replaced_and_guards() {
+    let ground = Ground::new();
+    let sandbox = ground.create(Duration::from_secs(600)).await;
+    let first = sandbox.guard_pid();
+    kill(first, Signal::KILL);
+    eventually("there is another guard", || sandbox.guard_pid() != first && is_alive(sandbox.guard_pid()));
+    assert_eq!(sandbox.run("echo unharmed").await.0, "unharmed\n");
+    kill(sandbox.shim_pid(), Signal::KILL);
+    eventually_within(Duration::from_secs(2), "nothing runs", || ground.processes().is_empty());
+    eventually_within(Duration::from_secs(2), "no cgroup is left", || ground.cgroups().is_empty());
+    sandbox.destroy().await;
+    ground.assert_nothing_left();
+}
+
+#[tokio::test]
+async fn l5_with_shim_and_guard_killed_at_once_the_kernel_ends_the_rest() {
+    let ground = Ground::new();
+    let sandbox = ground.create(Duration::from_secs(600)).await;
+    sandbox.start("(setsid sleep 1000 &) ; sleep 1000").await;
+    kill(sandbox.guard_pid(), Signal::STOP);
+    kill(sandbox.shim_pid(), Signal::KILL);
+    kill(sandbox.guard_pid(), Signal::KILL);
+    eventually_within(Duration::from_secs(2), "nothing runs", || ground.processes().is_empty());
+    let InstanceState::Ended(ended) = sandbox.state().await else { panic!("{:?}", sandbox.state().await) };
+    assert_eq!(ended.cause, EndCause::SupervisorLost);
     sandbox.destroy().await;
     ground.assert_nothing_left();
 }

@@ -74,6 +74,8 @@ impl Control {
                 Descriptor::OomEvents => slot.oom_events = Some(Arc::new(descriptor)),
             }
         }
+        // It is none of the connections that a quiesce ends as a matter of course: its end must be allowed first.
+        agent.connections.leave(conn.stream());
         slot.link = Link::Coming(Arc::clone(conn.stream()));
         agent.wake.ring();
         Ok(())

@@ -53,14 +53,16 @@ impl Reserve {
     }
 
     /// Hands over work. Kills are never refused: there are at most as many as executions.
-    pub(crate) fn push(&self, work: Work) {
+    pub(crate) fn push(&self, agent: &Agent, work: Work) {
         let mut waiting = lock(&self.waiting);
-        if waiting.len() >= WAITING_MAX
-            && let Some(client) = waiting.iter().position(|work| matches!(work, Work::Serve(_)))
-        {
-            waiting.remove(client);
-        }
+        let oldest_client = waiting.iter().position(|work| matches!(work, Work::Serve(_)));
+        let turned_away =
+            oldest_client.filter(|_| waiting.len() >= WAITING_MAX).and_then(|client| waiting.remove(client));
         waiting.push_back(work);
+        drop(waiting);
         self.came.notify_one();
+        if let Some(Work::Serve(stream)) = turned_away {
+            agent.connections.leave(&stream);
+        }
     }
 }

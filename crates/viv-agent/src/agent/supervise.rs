@@ -97,6 +97,6 @@ fn welcome(agent: &'static Agent, stream: UnixStream) {
     }
     let theirs = Arc::clone(&stream);
     if spawn("connection", move || serve::serve(agent, &theirs)).is_err() {
-        agent.reserve.push(Work::Serve(stream));
+        agent.reserve.push(agent, Work::Serve(stream));
     }
 }

@@ -11,7 +11,7 @@ use crate::agent::{Agent, lock};
 use crate::error::{Result, error, say};
 use crate::exec::cgroup::{Cgroup, is_populated};
 use crate::exec::kill::{self, KILL_PATIENCE, LOOK_EVERY};
-use crate::exec::{Execution, Process, Tree};
+use crate::exec::{Execution, Tree};
 
 /// What SIGTERM gets before SIGKILL.
 const GRACE: Duration = Duration::from_millis(500);
@@ -90,10 +90,10 @@ fn await_final(execution: &Execution) -> Result<ExecStatus> {
 
 /// Kills every process of the execution; it returns well only when that was seen.
 fn kill_tree(agent: &Agent, execution: &Execution) -> Result<()> {
-    let tree = lock(&execution.inner).process.as_ref().map(|process| process.tree.clone());
+    let tree = lock(&execution.inner).process.as_ref().map(|process| process.tree);
     match tree {
-        None | Some(Tree::Monitor { gone: true, .. }) => Ok(()),
-        Some(Tree::Monitor { pid, .. }) => kill_below_monitor(agent, execution, pid),
+        None => Ok(()),
+        Some(Tree::Monitor { pid }) => kill_below_monitor(agent, execution, pid),
         Some(Tree::Cgroup) => {
             let Some(cgroup) = agent.control.cgroup() else {
                 return Err(unverifiable(agent, execution, "its cgroup cannot be reached any more"));
@@ -142,11 +142,11 @@ fn kill_cgroup_now(cgroup: &Cgroup, dir: &OwnedFd) -> std::io::Result<()> {
 }
 
 fn kill_below_monitor(agent: &Agent, execution: &Execution, monitor: rustix::process::Pid) -> Result<()> {
-    let gone = |patience| {
-        execution.wait_until(patience, |inner| {
-            matches!(&inner.process, Some(Process { tree: Tree::Monitor { gone: true, .. }, .. }))
-        })
-    };
+    let gone = |patience| execution.wait_until(patience, |inner| inner.monitor_ended);
+    // Its pid is only its own until then.
+    if gone(Duration::ZERO) {
+        return Ok(());
+    }
     let cannot_look = |cause: std::io::Error| unverifiable(agent, execution, &cause.to_string());
     kill::signal_below(monitor, libc::SIGTERM).map_err(cannot_look)?;
     if gone(GRACE) {

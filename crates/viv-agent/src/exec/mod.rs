@@ -70,6 +70,8 @@ struct Inner {
     /// Whether a thread is at killing it.
     killing: bool,
     leader_exit: Option<Exit>,
+    /// Whether its monitor ended. Not part of `process`, since a quick one ends before that is known.
+    monitor_ended: bool,
     /// Counter of memory kills at its start.
     oom_kills_before: Option<u64>,
     /// Whether a client sent SIGKILL itself.
@@ -84,12 +86,12 @@ pub(crate) struct Process {
 }
 
 /// By what its processes are kept together.
-#[derive(Clone)]
+#[derive(Clone, Copy)]
 pub(crate) enum Tree {
     /// The cgroup named after it.
     Cgroup,
-    /// A process of ours that inherits every orphan; `gone` once it ended, which it does last of all.
-    Monitor { pid: Pid, gone: bool },
+    /// A process of ours that inherits every orphan, and ends last of all.
+    Monitor { pid: Pid },
 }
 
 /// Somebody who waits for output or for the end.
@@ -116,6 +118,7 @@ impl Execution {
             ending: None,
             killing: false,
             leader_exit: None,
+            monitor_ended: false,
             oom_kills_before: None,
             kill_requested: false,
         };
@@ -210,11 +213,7 @@ impl Execution {
 
     /// The monitor ended, and everything below it before.
     pub(crate) fn tree_gone(&self) {
-        let mut inner = lock(&self.inner);
-        if let Some(Process { tree: Tree::Monitor { gone, .. }, .. }) = &mut inner.process {
-            *gone = true;
-        }
-        drop(inner);
+        lock(&self.inner).monitor_ended = true;
         self.changed.notify_all();
     }
 
@@ -241,6 +240,8 @@ impl Execution {
         };
         let status = ExecStatus { state: state.clone(), ended_at_ms: Some(sys::wall_ms()), ..self.status_of(&inner) };
         self.keep_status(&status);
+        // Counted as ended before anybody can hear of its end.
+        agent.executions.note_ended(agent, &self.id);
         inner.state = Some(state);
         inner.ended_at_ms = status.ended_at_ms;
         inner.deadline = None;
@@ -249,7 +250,6 @@ impl Execution {
         self.input.close();
         self.changed.notify_all();
         self.wake_followers();
-        agent.executions.note_ended(agent, &self.id);
     }
 
     /// Output came after the end, from what was left in the background, and now no more will come.

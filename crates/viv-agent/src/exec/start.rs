@@ -260,7 +260,7 @@ fn spawn_below_monitor(
     let leader = pidfd_open(pid, PidfdFlags::empty()).map_err(refuse("the first process"))?;
     rustix::io::write(&go, b"!").map_err(refuse("the first process"))?;
     set_nonblocking(&link).map_err(refuse("socket to the monitor"))?;
-    let tree = Tree::Monitor { pid: monitor_pid, gone: false };
+    let tree = Tree::Monitor { pid: monitor_pid };
     Ok((Process { leader: Arc::new(leader), pid, tree }, link))
 }
 

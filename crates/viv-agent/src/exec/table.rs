@@ -198,7 +198,7 @@ fn end_in_background(agent: &'static Agent, execution: Arc<Execution>) {
     let theirs = Arc::clone(&execution);
     let work = move || drop(end::end(agent, &theirs, Ending::TimedOut));
     if spawn("time limit", work).is_err() {
-        agent.reserve.push(Work::End(execution, Ending::TimedOut));
+        agent.reserve.push(agent, Work::End(execution, Ending::TimedOut));
     }
 }
 

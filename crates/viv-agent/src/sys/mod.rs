@@ -284,3 +284,9 @@ pub(crate) fn take_terminal() -> io::Result<()> {
     // SAFETY: the argument 0 means: do not steal.
     if unsafe { libc::ioctl(0, libc::TIOCSCTTY, 0) } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
+
+/// Gives this thread a working directory (and root and umask) of its own.
+pub(crate) fn unshare_workdir() -> io::Result<()> {
+    // SAFETY: only the file-system attributes of this thread are set apart; no descriptor or memory is touched.
+    if unsafe { libc::unshare(libc::CLONE_FS) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}

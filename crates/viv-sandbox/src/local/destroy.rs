@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -16,9 +16,8 @@ use super::{LocalProvider, Result, shim_client, unavailable, within};
 use crate::cgroup::InstanceCgroups;
 use crate::durable;
 use crate::layout::{DataDir, InstanceDir, InstanceRecord};
-use crate::process::ProcessIdentity;
-use crate::shim::now_wall_ms;
 use crate::shim::proto::{ShimReply, ShimRequest};
+use crate::shim::{ShimIdentity, now_wall_ms};
 
 /// A shim that has not ended its instance by then is not asked any more. It takes milliseconds, and up to five
 /// seconds with a process in uninterruptible I/O.
@@ -85,7 +84,10 @@ impl LocalProvider {
         // Its own end, if it had one before this.
         let ended = durable::read_json(&dir.exit()).map_err(unavailable(&dir.exit()))?;
         fence.bury(mutation, ended.unwrap_or_else(destroyed))?;
-        remove_folder(&self.shared.data, &dir)
+        let trash = discard(&self.shared.data, &dir)?;
+        // Taking a large sandbox apart takes its time, in which nobody waits for the fence.
+        drop(fence);
+        trash.map_or(Ok(()), |trash| take_apart(&trash).map_err(unavailable(&trash)))
     }
 }
 
@@ -136,25 +138,36 @@ fn take_lock(dir: &InstanceDir, until: Instant) -> io::Result<Option<File>> {
 }
 
 fn kill_shim(dir: &InstanceDir) -> io::Result<()> {
-    if let Some(identity) = durable::read_json::<ProcessIdentity>(&dir.identity())?
-        && let Some(pidfd) = identity.open()?
-    {
-        pidfd_send_signal(&pidfd, Signal::KILL)?;
+    let Some(identity) = durable::read_json::<ShimIdentity>(&dir.identity())? else { return Ok(()) };
+    for process in [identity.guard, identity.shim] {
+        if let Some(pidfd) = process.open()? {
+            match pidfd_send_signal(&pidfd, Signal::KILL) {
+                // It ended while it was looked for.
+                Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
     Ok(())
 }
 
-/// Takes the folder out of sight in one step, then apart.
-pub(super) fn remove_folder(data: &DataDir, dir: &InstanceDir) -> Result<()> {
+/// Takes the folder out of sight in one step; it is left to be taken apart.
+fn discard(data: &DataDir, dir: &InstanceDir) -> Result<Option<PathBuf>> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let name = dir.path().file_name().expect("an instance's folder has a name").to_string_lossy();
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let trash = data.trash().join(format!("{name}.{}.{count}", std::process::id()));
     match fs::rename(dir.path(), &trash) {
-        Ok(()) => take_apart(&trash).map_err(unavailable(&trash)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Ok(()) => Ok(Some(trash)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(unavailable(dir.path())(error)),
     }
+}
+
+/// Removes a folder that never became an instance.
+pub(super) fn remove_folder(data: &DataDir, dir: &InstanceDir) -> Result<()> {
+    let trash = discard(data, dir)?;
+    trash.map_or(Ok(()), |trash| take_apart(&trash).map_err(unavailable(&trash)))
 }
 
 /// Another process that opens the data folder empties the trash too; whoever is faster, it is gone.

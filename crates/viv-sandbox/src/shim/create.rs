@@ -16,9 +16,10 @@ use viv_agent::proto::{AgentConfig, CONFIG, Descriptor, EXECUTIONS, Identity, PR
 use super::agent::ControlConnection;
 use super::clients::Clients;
 use super::deadline::DeadlineKeeper;
+use super::guard::Guard;
 use super::serve::{Init, Shim};
 use crate::bundle::{self, Staged};
-use crate::cgroup::{InstanceCgroups, Layout};
+use crate::cgroup::InstanceCgroups;
 use crate::durable;
 use crate::layout::{InstanceDir, InstanceRecord};
 use crate::rootfs::{self, Contents, RootError, Stage};
@@ -56,14 +57,18 @@ fn at(step: &'static str) -> impl FnOnce(io::Error) -> CreateError {
 }
 
 /// Makes the instance. When it fails, no process, cgroup or mount is left.
-pub(super) fn create(dir: InstanceDir, record: InstanceRecord) -> Result<Shim, CreateError> {
-    let layout = Layout::detect().map_err(at("looking for cgroups"))?;
-    let cgroups = InstanceCgroups::new(layout, record.cgroup());
+pub(super) fn create(
+    dir: InstanceDir,
+    record: InstanceRecord,
+    cgroups: InstanceCgroups,
+    guard: Guard,
+) -> Result<Shim, CreateError> {
     let mut init = None;
     match build(&dir, &record, &cgroups, &mut init) {
-        Ok(parts) => Ok(Shim::new(dir, record, cgroups, parts)),
+        Ok(parts) => Ok(Shim::new(dir, record, cgroups, guard, parts)),
         Err(error) => {
             undo(&cgroups, init.as_ref());
+            guard.dismiss();
             Err(error)
         }
     }

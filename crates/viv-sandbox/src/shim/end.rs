@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use rustix::process::{WaitOptions, waitpid};
 use viv_core::EndCause;
-use viv_provider::Ended;
+use viv_provider::{Ended, InstanceState};
 
 use super::deadline::now_wall_ms;
-use super::proto::ShimReply;
+use super::proto::{ShimError, ShimReply, ShimRequest};
 use super::serve::{InitExit, Shim};
 use crate::durable;
 
@@ -37,8 +37,9 @@ impl Shim {
     /// Ends everything and does not come back before it is proven. `asked_by` is answered then.
     pub(super) fn end(mut self, cause: EndCause, asked_by: Option<usize>) {
         while let Err(error) = self.kill_all() {
-            // Nothing is called ended that is not (L8). Meanwhile nobody is answered, so whoever waits times out.
+            // Nothing is called ended that is not (L8).
             eprintln!("not all processes ended: {error}");
+            self.answer_while_ending(&cause);
         }
         if let Err(error) = self.cgroups.remove() {
             // They are empty; a destroy removes what is left.
@@ -51,6 +52,25 @@ impl Shim {
         self.clients.tell_waiting(&ShimReply::Ended(ended));
         if let Some(client) = asked_by.and_then(|index| self.clients.get_mut(index)) {
             client.say(&ShimReply::Done);
+        }
+        self.guard.dismiss();
+    }
+
+    /// Between two attempts: whoever asks hears that it is ending, and whoever waits for the end goes on waiting.
+    fn answer_while_ending(&mut self, cause: &EndCause) {
+        self.clients.accept(&self.listener);
+        let status = self.status_as(InstanceState::Ending { cause: cause.clone() });
+        for index in 0.. {
+            let Some(client) = self.clients.get_mut(index) else { break };
+            match client.receive() {
+                None => {}
+                Some(ShimRequest::Wait) => client.waits = true,
+                Some(ShimRequest::Status) => client.say(&ShimReply::Status(status.clone())),
+                Some(_) => {
+                    let what = format!("the instance is ending ({cause}), and not all of its processes have ended");
+                    client.say(&ShimReply::Error(ShimError::Failed { what }));
+                }
+            }
         }
     }
 

@@ -7,9 +7,9 @@
 //!                                     requests
 //! ```
 //!
-//! It has one thread and one loop. It never ends before its instance has, and
-//! when it is killed, the kernel kills the agent (parent-death signal), the
-//! agent's connection ends, and the PID namespace goes with the agent.
+//! It has one thread and one loop. It never ends before its instance has. When
+//! it is killed, the kernel kills the agent (parent-death signal), the agent's
+//! connection ends, and the guard kills, cleans and records what is left.
 //!
 //! Architecture invariant: nothing waits on the agent once the instance runs.
 //! Deadline, status, freeze and destroy work with an agent that is stopped.
@@ -19,6 +19,7 @@ mod clients;
 mod create;
 mod deadline;
 mod end;
+mod guard;
 pub(crate) mod proto;
 mod serve;
 
@@ -29,14 +30,17 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
 use viv_core::EndCause;
 use viv_provider::Ended;
 
+use crate::cgroup::{InstanceCgroups, Layout};
 use crate::durable;
 use crate::layout::InstanceDir;
 use crate::process::ProcessIdentity;
 use crate::sys::clone::{Forked, exit_now, fork};
 pub(crate) use deadline::now_wall_ms;
+use guard::Guard;
 use proto::Started;
 
 /// The verb of the binary that runs [`main`].
@@ -73,11 +77,12 @@ fn start(folder: &Path) -> Result<(), String> {
         Forked::Child => {}
     }
     detach().map_err(|error| said("cannot detach", &error))?;
-    ProcessIdentity::own()
-        .and_then(|own| durable::replace_json_unsynced(&dir.identity(), &own))
-        .map_err(|error| said("cannot record who I am", &error))?;
+    let layout = Layout::detect().map_err(|error| said("cannot look for cgroups", &error))?;
+    let cgroups = InstanceCgroups::new(layout, record.cgroup());
+    let guard = Guard::start(&cgroups, &dir.exit()).map_err(|error| said("cannot start the guard", &error))?;
+    record_identity(&dir, &guard).map_err(|error| said("cannot record who I am", &error))?;
 
-    let shim = match create::create(dir.clone(), record) {
+    let shim = match create::create(dir.clone(), record, cgroups, guard) {
         Ok(shim) => shim,
         Err(error) => {
             // The folder stays for whoever asked; if nobody is left, a look at it finds this.
@@ -91,6 +96,18 @@ fn start(folder: &Path) -> Result<(), String> {
     shim.serve();
     drop(lock);
     Ok(())
+}
+
+/// Whom to kill when nobody answers.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct ShimIdentity {
+    pub(crate) shim: ProcessIdentity,
+    pub(crate) guard: ProcessIdentity,
+}
+
+fn record_identity(dir: &InstanceDir, guard: &Guard) -> io::Result<()> {
+    let identity = ShimIdentity { shim: ProcessIdentity::own()?, guard: ProcessIdentity::of(guard.pid())? };
+    durable::replace_json_unsynced(&dir.identity(), &identity)
 }
 
 /// The lock of this instance comes as standard input, taken by whoever made

@@ -15,7 +15,9 @@ use super::agent::{ControlConnection, FromAgent};
 use super::clients::Clients;
 use super::create::{Parts, readable_within};
 use super::deadline::{DeadlineKeeper, Passed, now_boot_ms};
+use super::guard::Guard;
 use super::proto::{ShimError, ShimReply, ShimRequest, ShimStatus};
+use super::record_identity;
 use crate::cgroup::InstanceCgroups;
 use crate::layout::{InstanceDir, InstanceRecord};
 
@@ -73,9 +75,10 @@ pub(super) struct Shim {
     pub(super) record: InstanceRecord,
     pub(super) cgroups: InstanceCgroups,
     pub(super) init: Init,
+    pub(super) guard: Guard,
     pub(super) clients: Clients,
     pub(super) oom_kills_at_start: u64,
-    listener: UnixListener,
+    pub(super) listener: UnixListener,
     control: ControlConnection,
     deadline: DeadlineKeeper,
     token: FencingToken,
@@ -91,7 +94,13 @@ enum Next {
 }
 
 impl Shim {
-    pub(super) fn new(dir: InstanceDir, record: InstanceRecord, cgroups: InstanceCgroups, parts: Parts) -> Self {
+    pub(super) fn new(
+        dir: InstanceDir,
+        record: InstanceRecord,
+        cgroups: InstanceCgroups,
+        guard: Guard,
+        parts: Parts,
+    ) -> Self {
         let Parts { listener, init, control, deadline, clients, oom_kills } = parts;
         let token = record.token;
         Self {
@@ -99,6 +108,7 @@ impl Shim {
             record,
             cgroups,
             init,
+            guard,
             clients,
             oom_kills_at_start: oom_kills,
             listener,
@@ -132,7 +142,9 @@ impl Shim {
             PollFd::new(&self.init.pidfd, PollFlags::IN),
             PollFd::new(self.control.stream(), PollFlags::IN),
             PollFd::new(&self.listener, PollFlags::IN),
+            PollFd::new(self.guard.pidfd(), PollFlags::IN),
         ];
+        let fixed = fds.len();
         fds.extend(self.clients.streams().map(|stream| PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::IN)));
         match poll(&mut fds, None) {
             Ok(_) => {}
@@ -157,8 +169,11 @@ impl Shim {
                 FromAgent::Lost => return Ok(Next::End(self.cause_of_agent_end(), None)),
             }
         }
-        for index in (4..ready.len()).filter(|&index| ready[index]) {
-            if let Next::End(cause, asked_by) = self.handle_client(index - 4) {
+        if ready[4] {
+            self.replace_guard()?;
+        }
+        for index in (fixed..ready.len()).filter(|&index| ready[index]) {
+            if let Next::End(cause, asked_by) = self.handle_client(index - fixed) {
                 return Ok(Next::End(cause, asked_by));
             }
         }
@@ -167,6 +182,13 @@ impl Shim {
             self.clients.accept(&self.listener);
         }
         Ok(Next::Go)
+    }
+
+    /// Somebody killed the guard: there is a new one before anything else is done.
+    fn replace_guard(&mut self) -> io::Result<()> {
+        let new = Guard::start(&self.cgroups, &self.dir.exit())?;
+        std::mem::replace(&mut self.guard, new).dismiss();
+        record_identity(&self.dir, &self.guard)
     }
 
     fn handle_client(&mut self, index: usize) -> Next {
@@ -233,7 +255,11 @@ impl Shim {
     }
 
     fn status(&self) -> ShimStatus {
-        let state = if self.frozen_since_boot_ms.is_some() { InstanceState::Frozen } else { InstanceState::Running };
+        let frozen = self.frozen_since_boot_ms.is_some();
+        self.status_as(if frozen { InstanceState::Frozen } else { InstanceState::Running })
+    }
+
+    pub(super) fn status_as(&self, state: InstanceState) -> ShimStatus {
         ShimStatus {
             instance: self.record.instance.clone(),
             state,

@@ -125,9 +125,17 @@ impl Sandbox<'_> {
     }
 
     pub fn shim_pid(&self) -> u32 {
+        self.pid_of("shim")
+    }
+
+    pub fn guard_pid(&self) -> u32 {
+        self.pid_of("guard")
+    }
+
+    fn pid_of(&self, who: &str) -> u32 {
         let identity: serde_json::Value =
             serde_json::from_slice(&fs::read(self.folder().join("shim.json")).unwrap()).unwrap();
-        identity["pid"].as_u64().unwrap() as u32
+        identity[who]["pid"].as_u64().unwrap() as u32
     }
 
     pub async fn state(&self) -> InstanceState {
