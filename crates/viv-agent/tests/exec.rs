@@ -272,7 +272,7 @@ fn input_is_taken_once_and_closed() {
         // Without input it reads the end at once.
         assert_eq!(agent.output(&agent.start_exec(&spec(&["cat"]))).state(), ExecState::Exited { code: 0 });
         let none = agent.start_exec(&shell("sleep 1000"));
-        assert_eq!(write_stdin(&agent, &none, 0, b"x", false).unwrap_err().code, ErrorCode::Invalid);
+        assert_eq!(write_stdin(&agent, &none, 0, b"x", false).unwrap_err().code, ErrorCode::Conflict);
     }
 }
 
@@ -312,7 +312,7 @@ fn a_terminal_is_one() {
         assert_eq!(agent.output(&id).state(), ExecState::Exited { code: 0 });
         let pipe = agent.start_exec(&shell("sleep 1000"));
         let refused = agent.call(&Request::ExecResize { fence: fence(), id: pipe, size }).unwrap_err();
-        assert_eq!(refused.code, ErrorCode::Invalid);
+        assert_eq!(refused.code, ErrorCode::Conflict);
     }
 }
 

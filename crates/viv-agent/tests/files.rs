@@ -116,7 +116,7 @@ fn only_regular_files_are_read() {
     let agent = TestAgent::start(Killing::Subreaper);
     std::fs::create_dir(agent.root().join("dir")).unwrap();
     assert!(std::process::Command::new("mkfifo").arg(agent.root().join("fifo")).status().unwrap().success());
-    assert_eq!(code(read(&agent, "/dir", 0, None)), ErrorCode::Invalid);
+    assert_eq!(code(read(&agent, "/dir", 0, None)), ErrorCode::Conflict);
     assert_eq!(code(read(&agent, "/fifo", 0, None)), ErrorCode::Invalid);
     assert_eq!(code(read(&agent, "/missing", 0, None)), ErrorCode::NotFound);
     assert_eq!(code(write(&agent, "/dir", b"")), ErrorCode::Conflict);
@@ -389,13 +389,18 @@ fn hostile_archives_write_nothing_outside() {
         ("upwards inside", Box::new(|b| add_file(b, "a/../../victim", b"bad"))),
         ("absolute", Box::new(|b| add_file(b, "/victim", b"bad"))),
         ("through a planted link", Box::new(|b| add_file(b, "planted/victim", b"bad"))),
-        ("absolute link", Box::new(|b| add_link(b, Kind::Symlink, "l", "/victim"))),
-        ("link upwards", Box::new(|b| add_link(b, Kind::Symlink, "l", "../victim"))),
         (
-            "link behind a link",
+            "through an absolute link of its own",
             Box::new(|b| {
-                add_link(b, Kind::Symlink, "here", ".");
-                add_link(b, Kind::Symlink, "l", "here/../victim");
+                add_link(b, Kind::Symlink, "l", "/");
+                add_file(b, "l/victim", b"bad");
+            }),
+        ),
+        (
+            "through a link upwards of its own",
+            Box::new(|b| {
+                add_link(b, Kind::Symlink, "l", "..");
+                add_file(b, "l/victim", b"bad");
             }),
         ),
         (

@@ -300,12 +300,8 @@ impl Execution {
     pub(crate) fn resize(&self, size: TtySize) -> Result<()> {
         let terminal = lock(&self.inner).terminal.clone();
         let Some(terminal) = terminal else {
-            let ended = self.is_final();
-            return Err(if ended {
-                error(ErrorCode::Conflict, "the execution has ended")
-            } else {
-                invalid("it runs without a terminal")
-            });
+            let why = if self.is_final() { "the execution has ended" } else { "it runs without a terminal" };
+            return Err(error(ErrorCode::Conflict, why));
         };
         set_size(&terminal, size).map_err(|errno| refused("resize", errno))
     }

@@ -145,10 +145,8 @@ fn upload(execution: &Execution, conn: &Conn, offset: u64, close: bool) -> Resul
 fn no_input(execution: &Execution) -> AgentError {
     if execution.is_final() {
         error(ErrorCode::Conflict, "the execution has ended")
-    } else if execution.input.taken_bytes() > 0 {
-        error(ErrorCode::Conflict, "its input was closed")
     } else {
-        invalid("it was started without input, or its input was closed")
+        error(ErrorCode::Conflict, "it was started without input, or its input was closed")
     }
 }
 

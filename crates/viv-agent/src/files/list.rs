@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use viv_core::file::{DirEntry, DirListing, FileKind, FileStat};
 
 use crate::agent::Agent;
-use crate::error::{Result, refused};
+use crate::error::{Result, invalid, refused};
 use crate::files::{self, BENEATH};
 
 /// Longest listing as JSON: half a frame, and some ten thousand entries.
@@ -33,9 +33,12 @@ pub(crate) fn stat(agent: &Agent, path: &str) -> Result<FileStat> {
     Ok(files::describe(&stat, if is_link { files::link_target(&fd, OsStr::new("")) } else { None }))
 }
 
-/// What is in a directory, `depth` levels down (0 counts as 1).
+/// What is in a directory, `depth` levels down.
 pub(crate) fn list(agent: &Agent, path: &str, depth: u32) -> Result<DirListing> {
-    let depth = depth.clamp(1, DEPTH_MAX);
+    if depth == 0 {
+        return Err(invalid("a depth of 0 lists nothing: 1 is the directory itself"));
+    }
+    let depth = depth.min(DEPTH_MAX);
     let base = files::open(agent, path, OFlags::RDONLY | OFlags::DIRECTORY)?;
     let mut listing = DirListing { entries: Vec::new(), complete: true };
     let mut bytes = 0;
