@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use viv_core::exec::{ExecSpec, ExecState, OutputEvent, Stream};
 use viv_core::{ExecutionId, Generation, SandboxId};
 use viv_provider::{DeadlineChange, Image, InstanceRef, InstanceSpec, PageRequest, Provider, ResourceLimits};
@@ -46,18 +47,24 @@ impl ByHand {
     }
 
     async fn run_once(&self, new: NewArgs, keep: bool, command: Vec<String>) -> anyhow::Result<ExitCode> {
+        // From here on an interrupt ends nothing by itself: what is being made is finished, and then removed.
+        let mut interrupts = Interrupts::catch()?;
         let instance = self.create(new).await?;
         if keep {
             eprintln!("sandbox: {}", instance.sandbox);
         }
-        let outcome = async {
+        let work = async {
             let execution = self.start(&instance, command).await?;
             if keep {
                 eprintln!("execution: {execution}");
             }
             self.show(&instance, &execution, 0, true).await
-        }
-        .await;
+        };
+        // Whoever interrupts us does not want the sandbox any more, unless it was to be kept.
+        let outcome = tokio::select! {
+            outcome = work => outcome,
+            () = interrupts.next() => Ok(ExitCode::from(INTERRUPTED)),
+        };
         if !keep {
             self.provider.destroy(&mutation(instance.generation), &instance.sandbox).await?;
         }
@@ -132,6 +139,28 @@ impl ByHand {
             if cursor.is_none() {
                 return Ok(ExitCode::SUCCESS);
             }
+        }
+    }
+}
+
+/// Exit code after an interrupt, in the way of shells.
+const INTERRUPTED: u8 = 130;
+
+/// Requests to stop, remembered from the moment that they are caught.
+struct Interrupts {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Interrupts {
+    fn catch() -> io::Result<Self> {
+        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
         }
     }
 }

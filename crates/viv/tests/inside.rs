@@ -1,0 +1,179 @@
+//! What it is like inside: any root filesystem, ports without a network, isolation, identity (S1, T2).
+#![allow(missing_docs, reason = "tests")]
+
+mod support;
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use support::{Ground, eventually, kill, mutation, sh};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use viv_core::exec::{ExecSpec, ExecState};
+use viv_provider::{FileWrite, Image, InstanceSpec, Provider, ProviderError};
+
+fn directory(path: &std::path::Path) -> InstanceSpec {
+    InstanceSpec {
+        image: Image::Directory { path: path.to_string_lossy().into_owned() },
+        ..InstanceSpec::host(600_000)
+    }
+}
+
+#[tokio::test]
+async fn the_agent_runs_in_an_empty_root() {
+    let ground = Ground::new();
+    let image = tempfile::tempdir().unwrap();
+    let sandbox = ground.create_from(directory(image.path())).await;
+    let file = FileWrite { path: "/a/file".to_owned(), ..FileWrite::default() };
+    let content = Box::new(std::io::Cursor::new(b"content".to_vec()));
+    ground.provider.file_write(&mutation(1, 1), &sandbox.id, &file, content).await.unwrap();
+    let mut back = String::new();
+    let mut reader = ground.provider.file_read(&sandbox.instance(), "/a/file", 0, None).await.unwrap();
+    reader.read_to_string(&mut back).await.unwrap();
+    assert_eq!(back, "content");
+    let (_, status) = sandbox.run("true").await;
+    assert!(matches!(status.state, ExecState::Failed { .. }), "there is no shell: {status:?}");
+    sandbox.destroy().await;
+    assert_eq!(fs::read_dir(image.path()).unwrap().count(), 0, "the image was changed");
+    ground.assert_nothing_left();
+}
+
+#[tokio::test]
+async fn s4_links_of_an_image_lead_nowhere_outside() {
+    let ground = Ground::new();
+    let image = tempfile::tempdir().unwrap();
+    let outside = tempfile::tempdir().unwrap();
+    // What the shim writes into a new root must not land on the host.
+    symlink(outside.path(), image.path().join(".vivarium")).unwrap();
+    symlink(outside.path(), image.path().join("workspace")).unwrap();
+    let id = viv_core::SandboxId::from_bytes(support::fresh_bytes());
+    let made = ground.provider.create(&mutation(1, 1), &id, &ground.owner, &directory(image.path())).await;
+    if made.is_ok() {
+        ground.provider.destroy(&mutation(1, 1), &id).await.unwrap();
+    }
+    assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0, "something was written outside");
+    ground.assert_nothing_left();
+}
+
+#[tokio::test]
+async fn ports_are_reached_without_a_network() {
+    let ground = Ground::new();
+    let sandbox = ground.create(Duration::from_secs(600)).await;
+    let server = "use Socket; socket(S, PF_INET, SOCK_STREAM, 0) or die; \
+                  bind(S, sockaddr_in(8080, INADDR_ANY)) or die; listen(S, 5) or die; \
+                  $| = 1; print \"listening\\n\"; \
+                  while (accept(C, S)) { my $l = <C>; print C \"you said $l\"; close C }";
+    let spec = ExecSpec { argv: vec!["/usr/bin/perl".into(), "-e".into(), server.into()], ..ExecSpec::default() };
+    let execution = sandbox.start_spec(&spec).await;
+    let mut output = ground.provider.attach(&sandbox.instance(), &execution, 0, true).await.unwrap();
+    output.next().await.unwrap().unwrap();
+
+    for word in ["one", "two"] {
+        let mut connection = ground.provider.dial(&sandbox.instance(), 8080).await.unwrap();
+        connection.write_all(format!("{word}\n").as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer).await.unwrap();
+        assert_eq!(answer, format!("you said {word}\n"));
+    }
+    let closed = ground.provider.dial(&sandbox.instance(), 8081).await.err();
+    assert!(matches!(closed, Some(ProviderError::NotFound { .. })), "{closed:?}");
+    sandbox.destroy().await;
+    ground.assert_nothing_left();
+}
+
+#[tokio::test]
+async fn s1_a_sandbox_has_nothing_of_the_host() {
+    let ground = Ground::new();
+    let sandbox = ground.create(Duration::from_secs(600)).await;
+    for kind in ["user", "pid", "mnt", "net", "ipc", "uts", "cgroup"] {
+        let inside = sandbox.run(&format!("readlink /proc/self/ns/{kind}")).await.0;
+        let outside = fs::read_link(format!("/proc/self/ns/{kind}")).unwrap();
+        assert_ne!(inside.trim(), outside.to_string_lossy(), "the {kind} namespace is the host's");
+    }
+    let (text, _) = sandbox.run("grep -E '^(Cap(Prm|Eff|Bnd|Amb)|NoNewPrivs)' /proc/self/status").await;
+    for line in text.lines() {
+        let value = line.split_ascii_whitespace().nth(1).unwrap();
+        assert!(value == "1" || value.chars().all(|digit| digit == '0'), "{line}");
+    }
+    // Root inside is nobody outside, and can neither see nor signal the agent's things.
+    let agent = fs::metadata(format!("/proc/{}", sandbox.agent_pid())).unwrap();
+    assert_ne!(agent.uid(), 0);
+    for denied in [
+        "ls /.vivarium/run",
+        "echo x > /.vivarium/identity.json",
+        "cat /proc/1/environ",
+        "ls -l /proc/1/fd/0",
+        "mount -t tmpfs none /mnt",
+        "mknod /tmp/device b 8 0",
+        "cat /root/.bashrc",
+        "chroot /tmp /bin/true",
+        "cat /etc/shadow",
+        "ls /var/lib/dpkg",
+    ] {
+        let (text, status) = sandbox.run(&format!("{denied} 2>&1")).await;
+        assert_ne!(status.state, ExecState::Exited { code: 0 }, "{denied} worked: {text}");
+    }
+    let (text, _) = sandbox.run("kill -9 1; kill -STOP 1; echo still; ls /proc/self/fd | wc -l").await;
+    assert_eq!(text.split_ascii_whitespace().collect::<Vec<_>>(), ["still", "4"], "no inherited descriptors");
+    let (text, _) = sandbox.run("ls /sys/class/net; cat /.vivarium/identity.json").await;
+    assert_eq!(text.lines().next(), Some("lo"));
+    assert!(text.contains(sandbox.id.as_str()) && text.contains("\"generation\":1"), "{text}");
+    sandbox.destroy().await;
+    ground.assert_nothing_left();
+}
+
+#[tokio::test]
+async fn l20_changes_of_the_userland_stay_inside() {
+    let ground = Ground::new();
+    let sandbox = ground.create(Duration::from_secs(600)).await;
+    let name = format!("viv-test-{}", sandbox.id);
+    let (_, status) = sandbox.run(&format!("touch /usr/bin/{name} /etc/{name} && rm /usr/bin/env")).await;
+    assert_eq!(status.state, ExecState::Exited { code: 0 });
+    assert!(!support::exists(format!("/usr/bin/{name}")) && !support::exists(format!("/etc/{name}")));
+    assert!(support::exists("/usr/bin/env"));
+    sandbox.destroy().await;
+    ground.assert_nothing_left();
+}
+
+#[tokio::test]
+async fn a_user_of_the_image_can_be_named() {
+    let ground = Ground::new();
+    let sandbox = ground.create(Duration::from_secs(600)).await;
+    let spec =
+        ExecSpec { user: Some("user".to_owned()), ..sh("id -u; id -g; echo $HOME; touch /etc/x 2>&1 || echo refused") };
+    let execution = sandbox.start_spec(&spec).await;
+    let (text, _) = sandbox.output(&execution).await;
+    assert!(text.starts_with("1000\n1000\n/home/user\n") && text.ends_with("refused\n"), "{text}");
+    sandbox.destroy().await;
+    ground.assert_nothing_left();
+}
+
+#[test]
+fn an_interrupted_run_leaves_nothing() {
+    let ground = Ground::new();
+    let mut run = ground.viv().args(["run", "--", "/bin/sleep", "1000"]).stdout(Stdio::null()).spawn().unwrap();
+    eventually("it runs", || ground.processes().len() >= 5);
+    kill(run.id(), Signal::INT);
+    assert_eq!(run.wait().unwrap().code(), Some(130));
+    ground.assert_nothing_left();
+}
+
+#[test]
+fn bad_input_is_told_and_changes_nothing() {
+    let ground = Ground::new();
+    for (args, said) in [
+        (vec!["exec", "sbx_nope", "--", "true"], "there is no sandbox sbx_nope"),
+        (vec!["exec", "../../etc", "--", "true"], "does not start with"),
+        (vec!["create", "--lifetime", "0"], "is over before it begins"),
+        (vec!["create", "--image", "relative/path"], "is not an absolute path"),
+        (vec!["create", "--image", "/no/such/folder"], "was not found"),
+        (vec!["create", "--memory", "0"], "leaves nothing to run with"),
+    ] {
+        let output = ground.viv().args(&args).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && text.contains(said), "{args:?}: {text}");
+    }
+    ground.assert_nothing_left();
+}
