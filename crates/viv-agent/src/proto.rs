@@ -217,6 +217,37 @@ pub enum Request {
     },
 }
 
+impl Request {
+    /// What goes with a change; nothing goes with a question.
+    pub fn fence(&self) -> Option<&Fence> {
+        match self {
+            Self::Hello
+            | Self::Health
+            | Self::Control { .. }
+            | Self::ExecStatus { .. }
+            | Self::ExecList
+            | Self::ExecAttach { .. }
+            | Self::FileRead { .. }
+            | Self::FileStat { .. }
+            | Self::FileList { .. }
+            | Self::FileWatch { .. }
+            | Self::ArchiveGet { .. }
+            | Self::Dial { .. } => None,
+            Self::Quiesce { fence, .. }
+            | Self::ExecStart { fence, .. }
+            | Self::ExecStdin { fence, .. }
+            | Self::ExecSignal { fence, .. }
+            | Self::ExecResize { fence, .. }
+            | Self::ExecCancel { fence, .. }
+            | Self::FileWrite { fence, .. }
+            | Self::FileMkdir { fence, .. }
+            | Self::FileMove { fence, .. }
+            | Self::FileRemove { fence, .. }
+            | Self::ArchivePut { fence, .. } => Some(fence),
+        }
+    }
+}
+
 /// A descriptor that comes with [`Request::Control`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -72,6 +72,12 @@ pub enum ProviderError {
         /// Why.
         why: String,
     },
+    /// The instance was made by an older version and does not know this.
+    #[error("the instance is older than this request: {what}")]
+    Outdated {
+        /// What it does not know.
+        what: String,
+    },
     /// No answer in time: it may or may not have happened.
     #[error("{what} was not answered within {after_ms} ms")]
     TimedOut {
@@ -111,6 +117,7 @@ impl ProviderError {
             Self::Invalid { .. } => "invalid",
             Self::Exhausted { .. } => "exhausted",
             Self::Unsupported { .. } => "unsupported",
+            Self::Outdated { .. } => "outdated",
             Self::TimedOut { .. } => "timed_out",
             Self::Unavailable { .. } => "unavailable",
             Self::Failed { .. } => "failed",

@@ -10,7 +10,7 @@ use tokio::net::UnixStream;
 use viv_agent::frame::{DATA_BYTES_MAX, HEADER_BYTES, Kind, decode_header, encode_header};
 use viv_agent::proto::{AgentError, Answer, ErrorCode, Fence, Reply, Request, SOCKET};
 use viv_core::{FencingToken, Generation};
-use viv_provider::{ByteReader, Capability, InstanceRef, InstanceState, Mutation, ProviderError};
+use viv_provider::{ByteReader, InstanceRef, InstanceState, Mutation, ProviderError};
 
 use super::{LocalProvider, Result, socket, within};
 
@@ -78,7 +78,7 @@ impl LocalProvider {
             }
             // An agent that refuses says so and hangs up; then the refusal is the news, not the broken pipe.
             match conversation.reply().await {
-                Ok(reply) => answered(reply),
+                Ok(reply) => answered(reply, request),
                 Err(error) => Err(self.why_unreachable(&instance, error).await),
             }
         })
@@ -89,7 +89,7 @@ impl LocalProvider {
     pub(super) async fn converse(&self, instance: &InstanceRef, request: &Request) -> Result<(Conversation, Answer)> {
         let mut conversation = self.start_conversation(instance, request).await?;
         match conversation.reply().await {
-            Ok(reply) => Ok((conversation, answered(reply)?)),
+            Ok(reply) => Ok((conversation, answered(reply, request)?)),
             Err(error) => Err(self.why_unreachable(instance, error).await),
         }
     }
@@ -258,27 +258,32 @@ impl AsyncRead for Body {
 }
 
 /// The answer in a reply.
-pub(super) fn answered(reply: Reply) -> Result<Answer> {
+fn answered(reply: Reply, request: &Request) -> Result<Answer> {
     match reply {
         Reply::Ok(answer) => Ok(answer),
-        Reply::Error(error) => Err(refusal(error)),
+        Reply::Error(error) => Err(refusal(error, request)),
     }
 }
 
-fn refusal(error: AgentError) -> ProviderError {
+fn refusal(error: AgentError, request: &Request) -> ProviderError {
     let AgentError { code, message, current } = error;
-    let current = current.unwrap_or_default();
-    match code {
-        ErrorCode::Fenced => ProviderError::Fenced { presented: FencingToken(0), highest: FencingToken(current) },
-        ErrorCode::StaleGeneration => {
-            ProviderError::StaleGeneration { asked: Generation(0), current: Generation(current) }
+    match (code, current, request.fence()) {
+        (ErrorCode::Fenced, Some(current), Some(fence)) => {
+            ProviderError::Fenced { presented: fence.token, highest: FencingToken(current) }
         }
-        ErrorCode::NotFound => ProviderError::NotFound { what: message },
-        ErrorCode::Conflict => ProviderError::Conflict { what: message },
-        ErrorCode::Invalid => ProviderError::Invalid { what: message, hint: String::new() },
-        ErrorCode::Exhausted => ProviderError::Exhausted { limit: "the sandbox", what: message },
-        ErrorCode::Unsupported => ProviderError::Unsupported { capability: Capability::FileWatch, why: message },
-        ErrorCode::Failed => ProviderError::Failed { what: message },
+        (ErrorCode::StaleGeneration, Some(current), Some(fence)) => {
+            ProviderError::StaleGeneration { asked: fence.generation, current: Generation(current) }
+        }
+        (ErrorCode::NotFound, ..) => ProviderError::NotFound { what: message },
+        (ErrorCode::Conflict, ..) => ProviderError::Conflict { what: message },
+        (ErrorCode::Invalid, ..) => {
+            ProviderError::Invalid { what: message, hint: "nothing was changed; correct the request".to_owned() }
+        }
+        (ErrorCode::Exhausted, ..) => ProviderError::Exhausted { limit: "the sandbox", what: message },
+        (ErrorCode::Unsupported, ..) => ProviderError::Outdated { what: message },
+        (ErrorCode::Failed | ErrorCode::Fenced | ErrorCode::StaleGeneration, ..) => {
+            ProviderError::Failed { what: message }
+        }
     }
 }
 
