@@ -148,7 +148,7 @@ async fn p8_after_the_storm_nothing_is_left() {
     assert!(killed > cycles / 10, "that was no storm: {killed}");
 
     // What killed creators left is found and collected, as a daemon does when it starts.
-    let reopened = reopen(&ground);
+    let reopened = ground.reopen();
     for owner in [ground.owner.clone(), "by-hand".parse().unwrap()] {
         destroy_all(&reopened, &owner).await;
     }
@@ -221,12 +221,6 @@ impl Storm {
         self.over.store(true, Ordering::Relaxed);
         self.thread.join().unwrap()
     }
-}
-
-fn reopen(ground: &Ground) -> viv_sandbox::LocalProvider {
-    let mut config = viv_sandbox::LocalConfig::new(ground.data.clone(), support::VIV.into());
-    config.cgroup_prefix.clone_from(&ground.cgroup_prefix);
-    viv_sandbox::LocalProvider::open(config).unwrap()
 }
 
 async fn destroy_all(provider: &viv_sandbox::LocalProvider, owner: &OwnerMark) {

@@ -203,6 +203,31 @@ async fn t7_a_stopped_shim_is_silence_not_absence() {
     ground.assert_nothing_left();
 }
 
+/// The binary and the agent's file are replaced under running sandboxes, as an upgrade does.
+#[tokio::test]
+async fn j4_an_upgrade_leaves_running_sandboxes_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let old = folder.path().join("viv");
+    std::fs::copy(support::VIV, &old).unwrap();
+    let ground = Ground::with_shim(&old);
+    let sandbox = ground.create(Duration::from_secs(600)).await;
+    let execution = sandbox.start("read line; echo got $line; exit 4").await;
+    assert_eq!(sandbox.output(&execution).await.1.state, ExecState::Exited { code: 4 });
+
+    std::fs::remove_file(&old).unwrap();
+    for agent in std::fs::read_dir(ground.data.join("agent")).unwrap() {
+        std::fs::remove_file(agent.unwrap().path()).unwrap();
+    }
+    let upgraded = ground.reopen();
+    let seen = upgraded.observe(&sandbox.instance()).await.unwrap();
+    assert_eq!(seen.state, InstanceState::Running);
+    assert_eq!(sandbox.run("echo same sandbox").await.0, "same sandbox\n");
+    let status = upgraded.execution(&sandbox.instance(), &execution).await.unwrap();
+    assert_eq!(status.state, ExecState::Exited { code: 4 });
+    upgraded.destroy(&mutation(1, 2), &sandbox.id).await.unwrap();
+    ground.assert_nothing_left();
+}
+
 #[tokio::test]
 async fn j5_a_create_that_fails_leaves_nothing_and_says_why() {
     let ground = Ground::with_runtime(viv_sandbox::Runtime::Binary("/no/such/runtime".into()));

@@ -36,18 +36,34 @@ impl Ground {
         Self::with_runtime(Runtime::Embedded)
     }
 
+    /// Shims are this binary.
+    pub fn with_shim(shim_exe: &Path) -> Self {
+        Self::with(|config| config.shim_exe = shim_exe.to_owned())
+    }
+
     pub fn with_runtime(runtime: Runtime) -> Self {
+        Self::with(|config| config.runtime = runtime)
+    }
+
+    fn with(change: impl FnOnce(&mut LocalConfig)) -> Self {
         assert!(rustix::process::geteuid().is_root(), "these tests make real sandboxes, which takes root for now");
         let folder = tempfile::Builder::new().prefix("viv-test-").tempdir().unwrap();
         let name = hex(&fresh_bytes()[8..]);
         let cgroup_prefix = format!("viv-test-{name}");
         let data = folder.path().join("data");
         let mut config = LocalConfig::new(data.clone(), VIV.into());
-        config.runtime = runtime;
         config.cgroup_prefix.clone_from(&cgroup_prefix);
+        change(&mut config);
         let provider = LocalProvider::open(config).unwrap();
         let owner = format!("test-{name}").parse().unwrap();
         Self { provider, owner, data, cgroup_prefix, _folder: folder }
+    }
+
+    /// Another provider on the same ground, as a daemon that starts again has it.
+    pub fn reopen(&self) -> LocalProvider {
+        let mut config = LocalConfig::new(self.data.clone(), VIV.into());
+        config.cgroup_prefix.clone_from(&self.cgroup_prefix);
+        LocalProvider::open(config).unwrap()
     }
 
     /// A running sandbox.
