@@ -38,7 +38,7 @@ impl Ground {
 
     /// Shims are this binary.
     pub fn with_shim(shim_exe: &Path) -> Self {
-        Self::with(|config| config.shim_exe = shim_exe.to_owned())
+        Self::with(|config| shim_exe.clone_into(&mut config.shim_exe))
     }
 
     pub fn with_runtime(runtime: Runtime) -> Self {
