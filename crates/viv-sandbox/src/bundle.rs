@@ -124,6 +124,7 @@ fn mounts(staged: &Staged<'_>) -> Vec<Value> {
         special("/dev/mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
         special("/sys", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
         special("/run", "tmpfs", &["nosuid", "nodev", "mode=755", "size=65536k"]),
+        bind(Path::new(HOME), &staged.root.home, &["ro"]),
         bind(Path::new(RUN_DIR), staged.run, &["rw", "noexec"]),
         bind(&Path::new(HOME).join("agent"), staged.agent, &["ro"]),
     ]);

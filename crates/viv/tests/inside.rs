@@ -43,17 +43,20 @@ async fn the_agent_runs_in_an_empty_root() {
 #[tokio::test]
 async fn s4_links_of_an_image_lead_nowhere_outside() {
     let ground = Ground::new();
-    let image = tempfile::tempdir().unwrap();
-    let outside = tempfile::tempdir().unwrap();
-    // What the shim writes into a new root must not land on the host.
-    symlink(outside.path(), image.path().join(".vivarium")).unwrap();
-    symlink(outside.path(), image.path().join("workspace")).unwrap();
-    let id = viv_core::SandboxId::from_bytes(support::fresh_bytes());
-    let made = ground.provider.create(&mutation(1, 1), &id, &ground.owner, &directory(image.path())).await;
-    if made.is_ok() {
-        ground.provider.destroy(&mutation(1, 1), &id).await.unwrap();
+    // What the shim and the runtime make in a new root must not land on the host.
+    for name in [".vivarium", "workspace", "proc", "dev", "run"] {
+        let (image, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        symlink(outside.path(), image.path().join(name)).unwrap();
+        let id = viv_core::SandboxId::from_bytes(support::fresh_bytes());
+        let made = ground.provider.create(&mutation(1, 1), &id, &ground.owner, &directory(image.path())).await;
+        if name == ".vivarium" {
+            assert!(matches!(made, Err(ProviderError::Failed { .. })), "a link in our own place is refused: {made:?}");
+        }
+        if made.is_ok() {
+            ground.provider.destroy(&mutation(1, 1), &id).await.unwrap();
+        }
+        assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0, "{name}: something was written outside");
     }
-    assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0, "something was written outside");
     ground.assert_nothing_left();
 }
 
@@ -103,6 +106,9 @@ async fn s1_a_sandbox_has_nothing_of_the_host() {
     for denied in [
         "ls /.vivarium/run",
         "echo x > /.vivarium/identity.json",
+        "mv /.vivarium /elsewhere",
+        "rm -rf /.vivarium/identity.json",
+        "mkdir /.vivarium/forged",
         "cat /proc/1/environ",
         "ls -l /proc/1/fd/0",
         "mount -t tmpfs none /mnt",

@@ -97,6 +97,8 @@ impl<T, E: Into<io::Error>> Step<T> for Result<T, E> {
 pub(crate) struct MountedRoot {
     /// The root.
     pub(crate) root: PathBuf,
+    /// Our own folder in the root, once more: bound onto itself, it cannot be renamed or replaced from inside.
+    pub(crate) home: PathBuf,
     /// What the runtime is to bind into it: place inside, source.
     pub(crate) binds: Vec<(PathBuf, PathBuf)>,
 }
@@ -125,8 +127,9 @@ pub(crate) fn mount(
         prepare::probe_writable(&target, ids)?;
         binds.push((tree.at.clone(), target));
     }
-    prepare::root(&root, ids, contents)?;
-    Ok(MountedRoot { root, binds })
+    let home = prepare::root(&root, ids, contents)?;
+    let home = stage.show_opened(&home, "home")?;
+    Ok(MountedRoot { root, home, binds })
 }
 
 pub(crate) use prepare::Contents;

@@ -1,5 +1,6 @@
 //! What the shim puts into a new root, which is at once the proof that it can be written.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,6 +13,10 @@ use viv_agent::proto::{HOME, IDENTITY, Identity};
 use super::{IdRange, RootError, Step};
 use crate::sys::creds::ActingAs;
 
+/// Names in our own folder on which the runtime mounts: the shared folder, and the agent.
+const MOUNTED_FOLDER: &str = "run";
+const MOUNTED_FILE: &str = "agent";
+
 /// What goes into a root.
 pub(crate) struct Contents<'a> {
     /// Whose root it is.
@@ -20,17 +25,29 @@ pub(crate) struct Contents<'a> {
     pub(crate) workdir: &'a str,
 }
 
-/// Puts it in. Fails when the root came up read-only.
-pub(super) fn root(root: &Path, ids: IdRange, contents: &Contents<'_>) -> Result<(), RootError> {
+/// Puts it in, and answers with our own folder in it. Fails when the root came up read-only.
+pub(super) fn root(root: &Path, ids: IdRange, contents: &Contents<'_>) -> Result<OwnedFd, RootError> {
     let _acting = ActingAs::id(ids.base).step(|| "take the mapped root's id".to_owned())?;
     let root = open_folder(CWD, root, ResolveFlags::empty()).step(|| "open the new root".to_owned())?;
 
-    let home = make_folders(&root, Path::new(HOME)).step(|| format!("make {HOME} in the new root"))?;
-    give(&home, ids).step(|| format!("own {HOME}"))?;
+    let home = make_home(&root, ids).step(|| format!("make {HOME} in the new root"))?;
     write_identity(&home, ids, contents.identity).step(|| format!("write {IDENTITY}: the new root is not writable"))?;
     make_folders(&root, Path::new(contents.workdir))
         .step(|| format!("make the working directory {}", contents.workdir))?;
-    Ok(())
+    Ok(home)
+}
+
+/// Our own folder, with the places on which its contents are mounted. An image that has a link there is refused.
+fn make_home(root: &OwnedFd, ids: IdRange) -> io::Result<OwnedFd> {
+    let name = HOME.trim_start_matches('/');
+    let real = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    make_folder(root, name.as_ref())?;
+    let home = open_folder(root, Path::new(name), real)?;
+    give(&home, ids)?;
+    make_folder(&home, MOUNTED_FOLDER.as_ref())?;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    openat2(&home, MOUNTED_FILE, flags, Mode::RUSR, real)?;
+    Ok(home)
 }
 
 /// Shows that a file can be made, and takes it away again.
@@ -75,13 +92,17 @@ fn make_folders(root: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
             Component::ParentDir | Component::Prefix(_) => return Err(io::ErrorKind::InvalidInput.into()),
         };
         walked.push(name);
-        match mkdirat(&folder, name, Mode::from_raw_mode(0o755)) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(error) => return Err(error.into()),
-        }
+        make_folder(&folder, name)?;
         folder = open_folder(root, &walked, ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS)?;
     }
     Ok(folder)
+}
+
+fn make_folder(at: &OwnedFd, name: &OsStr) -> io::Result<()> {
+    match mkdirat(at, name, Mode::from_raw_mode(0o755)) {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn open_folder(at: impl AsFd, path: &Path, resolve: ResolveFlags) -> io::Result<OwnedFd> {

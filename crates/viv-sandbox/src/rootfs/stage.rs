@@ -2,6 +2,7 @@
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -16,6 +17,9 @@ use super::{RootError, Step};
 /// Folders at the root of every Linux that nothing of ours lies in. The first
 /// one that the data folder does not lie below is covered, for the shim only.
 const CANDIDATES: [&str; 3] = ["/mnt", "/media", "/srv"];
+
+/// How a mount is copied.
+const CLONE: OpenTreeFlags = OpenTreeFlags::OPEN_TREE_CLONE.union(OpenTreeFlags::OPEN_TREE_CLOEXEC);
 
 /// The stage.
 #[derive(Debug)]
@@ -68,8 +72,16 @@ impl Stage {
             File::create(&path).step(what)?;
             path
         };
-        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-        let tree = open_tree(CWD, source, flags).step(what)?;
+        let tree = open_tree(CWD, source, CLONE).step(what)?;
+        move_mount(&tree, "", CWD, &target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).step(what)?;
+        Ok(target)
+    }
+
+    /// Shows a folder that is open on the stage.
+    pub(crate) fn show_opened(&self, folder: &OwnedFd, name: &str) -> Result<PathBuf, RootError> {
+        let what = || format!("show {name} to the sandbox");
+        let target = self.folder(name)?;
+        let tree = open_tree(folder, "", CLONE | OpenTreeFlags::AT_EMPTY_PATH).step(what)?;
         move_mount(&tree, "", CWD, &target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).step(what)?;
         Ok(target)
     }
