@@ -139,7 +139,7 @@ fn resources(record: &InstanceRecord, cgroups: &InstanceCgroups) -> Value {
     // runtimes want to be told.
     let mut resources = json!({ "devices": [{ "allow": false, "access": "rwm" }] });
     if let Some(millis) = limits.cpu_millis.filter(|_| has(Controller::Cpu)) {
-        resources["cpu"] = json!({ "period": CPU_PERIOD_US, "quota": millis * CPU_PERIOD_US / 1000 });
+        resources["cpu"] = json!({ "period": CPU_PERIOD_US, "quota": millis.saturating_mul(CPU_PERIOD_US) / 1000 });
     }
     if let Some(bytes) = limits.memory_bytes.filter(|_| has(Controller::Memory)) {
         resources["memory"] = json!({ "limit": bytes });

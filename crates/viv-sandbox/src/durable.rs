@@ -26,6 +26,28 @@ pub(crate) fn replace_json_unsynced(path: &Path, value: &impl Serialize) -> io::
     write_beside(path, &serde_json::to_vec(value)?, false)
 }
 
+/// How much a reserve holds: a block for the file, and some for a folder that grows.
+const RESERVE_BYTES: usize = 16 << 10;
+
+/// Makes a file whose space [`replace_json_from_reserve`] can use.
+pub(crate) fn make_reserve(path: &Path) -> io::Result<()> {
+    if fs::metadata(path).is_ok_and(|found| found.len() == RESERVE_BYTES as u64) {
+        return Ok(());
+    }
+    fs::write(path, [0; RESERVE_BYTES])
+}
+
+/// [`replace_json`] that takes the space of a reserve when there is no other.
+pub(crate) fn replace_json_from_reserve(path: &Path, value: &impl Serialize, reserve: &Path) -> io::Result<()> {
+    match replace_json(path, value) {
+        Err(error) if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => {
+            fs::remove_file(reserve).map_err(|_| error)?;
+            replace_json(path, value)
+        }
+        result => result,
+    }
+}
+
 fn write_beside(path: &Path, content: &[u8], sync: bool) -> io::Result<()> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let folder = path.parent().expect("a file has a folder");

@@ -21,6 +21,9 @@ use crate::durable;
 /// Locks are shared by sandboxes, so that their number is bounded.
 const LOCKS: u64 = 64;
 
+/// Space for writing fences on a full disk, so that it can be emptied by destroying.
+const RESERVE: &str = ".reserve";
+
 /// A process that holds a lock for this long is stopped or stuck, and delays others no longer (J7).
 const LOCK_WITHIN: Duration = Duration::from_secs(10);
 const LOCK_EVERY: Duration = Duration::from_micros(500);
@@ -43,13 +46,23 @@ pub(crate) struct Fences {
 /// One fence, locked until dropped.
 pub(crate) struct LockedFence {
     path: PathBuf,
+    reserve: PathBuf,
     fence: Option<Fence>,
     _lock: File,
+}
+
+/// Whether a token was newer than all before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Raised {
+    Yes,
+    No,
 }
 
 impl Fences {
     pub(crate) fn open(folder: PathBuf) -> io::Result<Self> {
         fs::create_dir_all(&folder)?;
+        // On a disk that is full already there is none, and a destroy has to do without.
+        let _ = durable::make_reserve(&folder.join(RESERVE));
         Ok(Self { folder })
     }
 
@@ -72,7 +85,7 @@ impl Fences {
         }
         let path = self.folder.join(format!("{sandbox}.json"));
         let fence = durable::read_json(&path)?;
-        Ok(LockedFence { path, fence, _lock: lock })
+        Ok(LockedFence { path, reserve: self.folder.join(RESERVE), fence, _lock: lock })
     }
 }
 
@@ -82,7 +95,7 @@ impl LockedFence {
     }
 
     /// Admits a change of the current instance, raising the token.
-    pub(crate) fn admit(&mut self, mutation: &Mutation) -> Result<(), ProviderError> {
+    pub(crate) fn admit(&mut self, mutation: &Mutation) -> Result<Raised, ProviderError> {
         let Some(fence) = &self.fence else {
             return Err(ProviderError::Absent);
         };
@@ -93,7 +106,9 @@ impl LockedFence {
         if fence.tombstone.is_some() {
             return Err(ProviderError::Absent);
         }
-        self.raise(mutation)
+        let raised = if mutation.token > fence.token { Raised::Yes } else { Raised::No };
+        self.raise(mutation)?;
+        Ok(raised)
     }
 
     /// Admits making the generation that the mutation names. Older ones and
@@ -131,11 +146,17 @@ impl LockedFence {
         match &self.fence {
             Some(fence) if generation < fence.generation => Ok(()),
             Some(fence) if generation == fence.generation && fence.tombstone.is_some() => Ok(()),
-            Some(_) | None => self.store(Fence { token: mutation.token, generation, tombstone: Some(ended) }),
+            // The token may have been raised while this generation was on its way out.
+            Some(fence) => {
+                let token = fence.token.max(mutation.token);
+                self.store(Fence { token, generation, tombstone: Some(ended) })
+            }
+            None => self.store(Fence { token: mutation.token, generation, tombstone: Some(ended) }),
         }
     }
 
-    fn raise(&mut self, mutation: &Mutation) -> Result<(), ProviderError> {
+    /// Remembers a newer token.
+    pub(crate) fn raise(&mut self, mutation: &Mutation) -> Result<(), ProviderError> {
         match &self.fence {
             Some(fence) if mutation.token > fence.token => {
                 let raised = Fence { token: mutation.token, ..fence.clone() };
@@ -147,7 +168,7 @@ impl LockedFence {
 
     fn store(&mut self, fence: Fence) -> Result<(), ProviderError> {
         if self.fence.as_ref() != Some(&fence) {
-            durable::replace_json(&self.path, &fence)
+            durable::replace_json_from_reserve(&self.path, &fence, &self.reserve)
                 .map_err(|source| ProviderError::Unavailable { what: "the fence file".to_owned(), source })?;
             self.fence = Some(fence);
         }
@@ -200,7 +221,11 @@ mod tests {
         assert!(matches!(lock().admit_destroy(&mutation(1, 1)), Err(ProviderError::Fenced { .. })));
         assert!(matches!(lock().admit_destroy(&mutation(1, 3)), Err(ProviderError::StaleGeneration { .. })));
         assert!(matches!(lock().admit(&mutation(2, 2)), Err(ProviderError::Fenced { .. })));
-        lock().admit(&mutation(2, 3)).unwrap();
+        assert_eq!(lock().admit(&mutation(2, 3)).unwrap(), Raised::No);
+        assert_eq!(lock().admit(&mutation(2, 9)).unwrap(), Raised::Yes);
+        // A destroy that began before does not lower what came after.
+        lock().bury(&mutation(2, 4), destroyed()).unwrap();
+        assert!(matches!(lock().admit_create(&mutation(3, 8)), Err(ProviderError::Fenced { .. })));
     }
 
     #[test]

@@ -15,7 +15,9 @@
 //!     agent/  images/
 //! ```
 
+use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -89,6 +91,7 @@ impl InstanceDir {
         log = "shim.log",
         deadline = "deadline.json",
         exit = "exit.json",
+        reserve = ".reserve",
         run = "run",
         layers = "layers",
         bundle = "bundle",
@@ -101,6 +104,37 @@ impl InstanceDir {
 
     pub(crate) fn read_record(&self) -> io::Result<Option<InstanceRecord>> {
         durable::read_json(&self.record())
+    }
+}
+
+/// The folder of one instance, held open: its files stay the same ones when the name is taken by another.
+#[derive(Debug)]
+pub(crate) struct PinnedDir {
+    dir: InstanceDir,
+    folder: File,
+}
+
+impl PinnedDir {
+    /// `None` when there is none.
+    pub(crate) fn open(dir: &InstanceDir) -> io::Result<Option<Self>> {
+        match File::open(dir.path()) {
+            Ok(folder) => {
+                let path = Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string());
+                Ok(Some(Self { dir: InstanceDir(path), folder }))
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(crate) fn dir(&self) -> &InstanceDir {
+        &self.dir
+    }
+
+    /// Wall time of the last change in it.
+    pub(crate) fn changed_at_ms(&self) -> u64 {
+        let changed = self.folder.metadata().and_then(|found| found.modified());
+        changed.map_or(0, |at| at.duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64))
     }
 }
 

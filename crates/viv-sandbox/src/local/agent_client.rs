@@ -52,7 +52,7 @@ impl LocalProvider {
         request: &Request,
     ) -> Result<Answer> {
         within(mutation.budget_ms, "the agent", async {
-            self.admit(mutation, sandbox).await?;
+            self.admit_for_agent(mutation, sandbox).await?;
             let instance = InstanceRef { sandbox: sandbox.clone(), generation: mutation.generation };
             let (_, answer) = self.converse(&instance, request).await?;
             Ok(answer)
@@ -69,7 +69,7 @@ impl LocalProvider {
         content: ByteReader,
     ) -> Result<Answer> {
         within(mutation.budget_ms, "the agent", async {
-            self.admit(mutation, sandbox).await?;
+            self.admit_for_agent(mutation, sandbox).await?;
             let instance = InstanceRef { sandbox: sandbox.clone(), generation: mutation.generation };
             let mut conversation = self.start_conversation(&instance, request).await?;
             let sent = conversation.send_all(content).await;

@@ -17,7 +17,7 @@ use viv_provider::{
 };
 
 use super::look::LOOK_EVERY;
-use super::{LocalProvider, Result, destroy, unavailable, within};
+use super::{LocalProvider, Result, unavailable, within};
 use crate::durable;
 use crate::fence::Fences;
 use crate::layout::{DataDir, InstanceDir, InstanceRecord};
@@ -27,6 +27,12 @@ use crate::shim::proto::{LINE_BYTES_MAX, Started};
 
 /// What stands before the name of a folder that is being filled.
 const NEW: &str = ".new-";
+
+/// What the kernel takes as a processor limit, in thousandths: it counts in hundredths of a second.
+const CPU_MILLIS: std::ops::RangeInclusive<u64> = 10..=1_000_000;
+
+/// Longest record; environment and labels are what can make it long.
+const RECORD_BYTES_MAX: usize = 512 << 10;
 
 /// The shim keeps to the budget by itself; this much later it is given up on.
 const GRACE: Duration = Duration::from_secs(2);
@@ -80,7 +86,7 @@ impl LocalProvider {
             Image::Named { name } => return Err(ProviderError::NotFound { what: format!("image {name:?}") }),
         };
         let config = &self.shared.config;
-        Ok(InstanceRecord {
+        let record = InstanceRecord {
             instance,
             owner,
             operation: mutation.operation.clone(),
@@ -93,7 +99,14 @@ impl LocalProvider {
             agent: self.shared.agent.clone(),
             cgroup_prefix: config.cgroup_prefix.clone(),
             create_budget_ms: mutation.budget_ms,
-        })
+        };
+        match serde_json::to_vec(&record) {
+            Ok(text) if text.len() <= RECORD_BYTES_MAX => Ok(record),
+            Ok(_) | Err(_) => {
+                let what = format!("environment and labels together are longer than {RECORD_BYTES_MAX} bytes");
+                Err(invalid(what, "put large values into files"))
+            }
+        }
     }
 
     /// Refuses what cannot be kept rather than forgetting it (S5).
@@ -118,7 +131,18 @@ impl LocalProvider {
                 ));
             }
         }
-        if !spec.workdir.starts_with('/') || spec.workdir.split('/').any(|part| part == "..") {
+        if limits.cpu_millis.is_some_and(|millis| !CPU_MILLIS.contains(&millis)) {
+            let what = format!(
+                "a processor limit must be between {} and {} thousandths",
+                CPU_MILLIS.start(),
+                CPU_MILLIS.end()
+            );
+            return Err(invalid(what, "500 is half a processor"));
+        }
+        if !spec.workdir.starts_with('/')
+            || spec.workdir.contains('\0')
+            || spec.workdir.split('/').any(|part| part == "..")
+        {
             let what = format!("the working directory {:?} is not an absolute path without ..", spec.workdir);
             return Err(invalid(what, "name one like /workspace"));
         }
@@ -133,6 +157,7 @@ impl LocalProvider {
         let mut fence = self.fence(record.sandbox())?;
         fence.admit_create(mutation)?;
         if let Some(found) = self.read_record(record.sandbox())? {
+            fence.raise(mutation)?;
             return if found.instance == record.instance && found.operation == record.operation {
                 Ok(Claim::Repeated(Box::new(found)))
             } else {
@@ -166,15 +191,15 @@ impl LocalProvider {
         match outcome {
             Ok(Started::Running) => Ok(()),
             Ok(Started::Failed { what }) => {
-                self.clear_failed(&dir, record)?;
+                self.clear_failed(record)?;
                 Err(ProviderError::Failed { what })
             }
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                self.clear_failed(&dir, record)?;
+                self.clear_failed(record)?;
                 Err(ProviderError::TimedOut { what: "the shim", after_ms: record.create_budget_ms })
             }
             Err(error) => {
-                self.clear_failed(&dir, record)?;
+                self.clear_failed(record)?;
                 Err(ProviderError::Failed { what: format!("the shim could not be started: {error}") })
             }
         }
@@ -194,12 +219,16 @@ impl LocalProvider {
             .process_group(0)
             .spawn()?;
         let stdout = child.stdout.take().expect("piped");
-        // Two moments in one: the first process hands over to the shim and ends, the shim says how it went.
-        child.wait()?;
         let until = Instant::now() + Duration::from_millis(record.create_budget_ms) + GRACE;
         let mut line = Vec::new();
         let mut stdout = BufReader::new(stdout);
-        if !readable_until(stdout.get_ref(), until)? {
+        let answers = readable_until(stdout.get_ref(), until)?;
+        if !answers {
+            let _ = child.kill();
+        }
+        // The first process hands over to the shim and ends, before the shim says how it went.
+        child.wait()?;
+        if !answers {
             return Err(io::ErrorKind::TimedOut.into());
         }
         stdout.by_ref().take(LINE_BYTES_MAX as u64).read_until(b'\n', &mut line)?;
@@ -209,15 +238,14 @@ impl LocalProvider {
         Ok(serde_json::from_slice(&line)?)
     }
 
-    fn clear_failed(&self, dir: &InstanceDir, record: &InstanceRecord) -> Result<()> {
-        destroy::end_by_force(dir, &self.cgroups(record), GRACE)?;
-        destroy::remove_folder(&self.shared.data, dir)
+    fn clear_failed(&self, record: &InstanceRecord) -> Result<()> {
+        self.remove_instance(&record.instance, |_, _| Ok(()))
     }
 
     /// The same operation again: waits for what the first one started.
     async fn await_created(&self, record: &InstanceRecord) -> Result<Observation> {
         loop {
-            let seen = self.look_at(record).await?;
+            let seen = self.look(&record.instance).await?;
             match &seen.state {
                 InstanceState::Creating => tokio::time::sleep(LOOK_EVERY).await,
                 InstanceState::Absent => return Err(ProviderError::Absent),

@@ -2,65 +2,84 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Signal, pidfd_send_signal};
 use viv_core::{EndCause, SandboxId};
-use viv_provider::{Ended, Mutation, ProviderError};
+use viv_provider::{Ended, InstanceRef, Mutation, ProviderError};
 
 use super::look::LOOK_EVERY;
+use super::remove::take_apart;
 use super::{LocalProvider, Result, shim_client, unavailable, within};
 use crate::cgroup::InstanceCgroups;
 use crate::durable;
-use crate::layout::{DataDir, InstanceDir, InstanceRecord};
+use crate::fence::LockedFence;
+use crate::layout::{DataDir, InstanceDir, PinnedDir};
 use crate::shim::proto::{ShimReply, ShimRequest};
 use crate::shim::{ShimIdentity, now_wall_ms};
 
-/// A shim that has not ended its instance by then is not asked any more. It takes milliseconds, and up to five
-/// seconds with a process in uninterruptible I/O.
+/// A shim that has not ended its instance by then is not asked any more. It takes milliseconds; one that cannot kill
+/// something says so every few seconds.
 const SHIM_WITHIN: Duration = Duration::from_secs(6);
 
-/// How long killed processes may take to be gone.
-const FORCE_WITHIN: Duration = Duration::from_secs(10);
+/// How long a shim may hold on after that, before it is killed, and may take to die.
+const LOCK_WITHIN: Duration = Duration::from_secs(8);
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long killed processes may take to be gone, with the fence held.
+const KILL_WITHIN: Duration = Duration::from_secs(3);
 
 impl LocalProvider {
     pub(super) async fn destroy_instance(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()> {
         within(mutation.budget_ms, "ending the instance", async {
-            let record = {
+            let there = {
                 let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
                 self.blocking(move |this| this.admit_destroy(&mutation, &sandbox)).await?
             };
-            let Some(record) = record else { return Ok(()) };
-            self.ask_to_end(&record, mutation).await?;
-            let mutation = mutation.clone();
-            self.blocking(move |this| this.finish_destroy(&mutation, &record)).await
+            if !there {
+                return Ok(());
+            }
+            self.ask_to_end(mutation, sandbox).await?;
+            let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
+            self.blocking(move |this| this.finish_destroy(&mutation, &sandbox)).await
         })
         .await
     }
 
-    /// Raises the fence, and answers what there is to end.
-    fn admit_destroy(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<Option<InstanceRecord>> {
+    /// Raises the fence, and answers whether there is something to end.
+    fn admit_destroy(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<bool> {
         let mut fence = self.fence(sandbox)?;
         fence.admit_destroy(mutation)?;
-        let record = self.read_record(sandbox)?;
-        match &record {
-            None => fence.bury(mutation, destroyed())?,
-            Some(found) if found.generation() != mutation.generation => {
-                let current = found.generation();
-                return Err(ProviderError::StaleGeneration { asked: mutation.generation, current });
+        match self.current(sandbox, &fence)? {
+            None => fence.bury(mutation, destroyed()).map(|()| false),
+            Some(found) if found.generation != mutation.generation => {
+                Err(ProviderError::StaleGeneration { asked: mutation.generation, current: found.generation })
             }
-            Some(_) => {}
+            Some(_) => Ok(true),
         }
-        Ok(record)
+    }
+
+    /// Which instance the folder is, if there is one. A record that a power cut left unreadable is of the generation
+    /// that the fence has: no other can have been begun.
+    fn current(&self, sandbox: &SandboxId, fence: &LockedFence) -> Result<Option<InstanceRef>> {
+        match self.read_record(sandbox) {
+            Ok(record) => Ok(record.map(|record| record.instance)),
+            Err(error) => match fence.fence() {
+                Some(fence) if self.dir(sandbox).path().exists() => {
+                    Ok(Some(InstanceRef { sandbox: sandbox.clone(), generation: fence.generation }))
+                }
+                Some(_) | None => Err(error),
+            },
+        }
     }
 
     /// The shim's way first: it knows its children. Refusals count; silence does not.
-    async fn ask_to_end(&self, record: &InstanceRecord, mutation: &Mutation) -> Result<()> {
+    async fn ask_to_end(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()> {
         let request = ShimRequest::Destroy { mutation: mutation.clone() };
-        let dir = self.dir(record.sandbox());
+        let dir = self.dir(sandbox);
         match tokio::time::timeout(SHIM_WITHIN, shim_client::ask(&dir, &request)).await {
             Ok(Ok(ShimReply::Error(error))) => match ProviderError::from(error) {
                 // It is ending already.
@@ -71,23 +90,81 @@ impl LocalProvider {
         }
     }
 
-    fn finish_destroy(&self, mutation: &Mutation, record: &InstanceRecord) -> Result<()> {
-        let dir = self.dir(record.sandbox());
-        // Under the fence: nobody makes the next generation while this one is on its way out.
-        end_by_force(&dir, &self.cgroups(record), FORCE_WITHIN)?;
-        let mut fence = self.fence(record.sandbox())?;
-        match dir.read_record().map_err(unavailable(&dir.record()))? {
-            Some(found) if found.instance == record.instance => {}
-            // Another destroy was faster, and perhaps another create.
-            Some(_) | None => return Ok(()),
+    fn finish_destroy(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()> {
+        let instance = InstanceRef { sandbox: sandbox.clone(), generation: mutation.generation };
+        self.remove_instance(&instance, |fence, dir| {
+            fence.admit_destroy(mutation)?;
+            // Its own end, if it had one before this.
+            let ended = durable::read_json(&dir.exit()).ok().flatten();
+            fence.bury(mutation, ended.unwrap_or_else(destroyed))
+        })
+    }
+
+    /// Ends by force what is left of one instance and removes its folder. Another one of the same sandbox, made by
+    /// somebody who was faster, is not touched: what is waited for and killed is what was opened under the fence, and
+    /// cgroups and folder, whose names all generations share, are touched only under the fence with a second look.
+    ///
+    /// `last` is the last word at the fence before the folder goes.
+    pub(super) fn remove_instance(
+        &self,
+        instance: &InstanceRef,
+        last: impl FnOnce(&mut LockedFence, &InstanceDir) -> Result<()>,
+    ) -> Result<()> {
+        let failed = |error: io::Error| ProviderError::Failed { what: format!("it could not be ended: {error}") };
+        let sandbox = &instance.sandbox;
+        let pinned = {
+            let fence = self.fence(sandbox)?;
+            if self.current(sandbox, &fence)?.as_ref() != Some(instance) {
+                return Ok(());
+            }
+            PinnedDir::open(&self.dir(sandbox)).map_err(failed)?
+        };
+        let Some(pinned) = pinned else { return Ok(()) };
+        let _lock = take_lock(pinned.dir()).map_err(failed)?;
+
+        let mut fence = self.fence(sandbox)?;
+        if self.current(sandbox, &fence)?.as_ref() != Some(instance) {
+            return Ok(());
         }
-        // Its own end, if it had one before this.
-        let ended = durable::read_json(&dir.exit()).map_err(unavailable(&dir.exit()))?;
-        fence.bury(mutation, ended.unwrap_or_else(destroyed))?;
-        let trash = discard(&self.shared.data, &dir)?;
+        let cgroups = self.cgroups_of(sandbox);
+        if cgroups.exist() {
+            cgroups.kill(KILL_WITHIN).map_err(failed)?;
+            cgroups.remove().map_err(failed)?;
+        }
+        last(&mut fence, pinned.dir())?;
+        let trash = discard(&self.shared.data, &self.dir(sandbox))?;
         // Taking a large sandbox apart takes its time, in which nobody waits for the fence.
         drop(fence);
         trash.map_or(Ok(()), |trash| take_apart(&trash).map_err(unavailable(&trash)))
+    }
+
+    /// The cgroups of whatever instance a sandbox has.
+    pub(super) fn cgroups_of(&self, sandbox: &SandboxId) -> InstanceCgroups {
+        let path = format!("{}/{sandbox}", self.shared.config.cgroup_prefix);
+        InstanceCgroups::new(self.shared.layout.clone(), path)
+    }
+
+    /// What a power cut left: folders that nobody holds and that say nothing readable about themselves.
+    pub(super) fn remove_unreadable(&self) {
+        let Ok(entries) = fs::read_dir(self.shared.data.instances()) else { return };
+        for entry in entries.flatten() {
+            let Some(sandbox) = entry.file_name().to_str().and_then(|name| name.parse::<SandboxId>().ok()) else {
+                continue;
+            };
+            if self.read_record(&sandbox).is_ok_and(|record| record.is_some()) {
+                continue;
+            }
+            let Ok(fence) = self.fence(&sandbox) else { continue };
+            let held = File::open(self.dir(&sandbox).lock())
+                .is_ok_and(|lock| flock(lock, FlockOperation::NonBlockingLockExclusive).is_err());
+            if !held
+                && !self.cgroups_of(&sandbox).exist()
+                && let Ok(Some(trash)) = discard(&self.shared.data, &self.dir(&sandbox))
+            {
+                drop(fence);
+                let _ = take_apart(&trash);
+            }
+        }
     }
 }
 
@@ -95,30 +172,15 @@ fn destroyed() -> Ended {
     Ended { cause: EndCause::Destroyed, at_ms: now_wall_ms() }
 }
 
-/// Makes sure that nothing of the instance lives, with its shim or without.
-/// When the shim is gone already, this only looks.
-pub(super) fn end_by_force(dir: &InstanceDir, cgroups: &InstanceCgroups, within: Duration) -> Result<()> {
-    let failed = |error: io::Error| ProviderError::Failed { what: format!("the instance could not be ended: {error}") };
-    let until = Instant::now() + within;
-    let Some(_lock) = take_lock(dir, until).map_err(failed)? else { return Ok(()) };
-    if cgroups.exist() {
-        cgroups.kill(until.saturating_duration_since(Instant::now())).map_err(failed)?;
-        cgroups.remove().map_err(failed)?;
-    }
-    Ok(())
-}
-
 /// Holds the lock that a living shim holds, killing the shim if it does not
 /// let go. Its death takes the agent along, and with it everything inside.
-/// `None` when the folder is gone.
-fn take_lock(dir: &InstanceDir, until: Instant) -> io::Result<Option<File>> {
+fn take_lock(dir: &InstanceDir) -> io::Result<Option<File>> {
     let lock = match File::open(dir.lock()) {
         Ok(lock) => lock,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
-    // A shim that was just answered by is about to let go.
-    let patience = Instant::now() + (until.saturating_duration_since(Instant::now()) / 4);
+    let started = Instant::now();
     let mut killed = false;
     loop {
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
@@ -126,19 +188,20 @@ fn take_lock(dir: &InstanceDir, until: Instant) -> io::Result<Option<File>> {
             Err(rustix::io::Errno::WOULDBLOCK) => {}
             Err(error) => return Err(error.into()),
         }
-        if Instant::now() >= until {
+        if started.elapsed() >= LOCK_WITHIN {
             return Err(io::Error::new(io::ErrorKind::TimedOut, "its shim does not end"));
         }
-        if !killed && Instant::now() >= patience {
-            kill_shim(dir)?;
-            killed = true;
+        // A shim that has just answered is about to let go.
+        if !killed && started.elapsed() >= PATIENCE {
+            killed = kill_shim(dir)?;
         }
         std::thread::sleep(LOOK_EVERY);
     }
 }
 
-fn kill_shim(dir: &InstanceDir) -> io::Result<()> {
-    let Some(identity) = durable::read_json::<ShimIdentity>(&dir.identity())? else { return Ok(()) };
+/// Kills shim and guard; false when it is not known yet who they are.
+fn kill_shim(dir: &InstanceDir) -> io::Result<bool> {
+    let Some(identity) = durable::read_json::<ShimIdentity>(&dir.identity())? else { return Ok(false) };
     for process in [identity.guard, identity.shim] {
         if let Some(pidfd) = process.open()? {
             match pidfd_send_signal(&pidfd, Signal::KILL) {
@@ -148,7 +211,7 @@ fn kill_shim(dir: &InstanceDir) -> io::Result<()> {
             }
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Takes the folder out of sight in one step; it is left to be taken apart.
@@ -161,20 +224,6 @@ fn discard(data: &DataDir, dir: &InstanceDir) -> Result<Option<PathBuf>> {
         Ok(()) => Ok(Some(trash)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(unavailable(dir.path())(error)),
-    }
-}
-
-/// Removes a folder that never became an instance.
-pub(super) fn remove_folder(data: &DataDir, dir: &InstanceDir) -> Result<()> {
-    let trash = discard(data, dir)?;
-    trash.map_or(Ok(()), |trash| take_apart(&trash).map_err(unavailable(&trash)))
-}
-
-/// Another process that opens the data folder empties the trash too; whoever is faster, it is gone.
-fn take_apart(folder: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound && !folder.exists() => Ok(()),
-        result => result,
     }
 }
 

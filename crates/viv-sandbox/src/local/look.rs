@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
@@ -11,8 +12,9 @@ use viv_provider::{
 };
 
 use super::{LocalProvider, Result, shim_client, socket, unavailable, unexpected, within};
+use crate::cgroup::InstanceCgroups;
 use crate::durable;
-use crate::layout::{InstanceDir, InstanceRecord};
+use crate::layout::{InstanceRecord, PinnedDir};
 use crate::process;
 use crate::shim::now_wall_ms;
 use crate::shim::proto::{ShimReply, ShimRequest};
@@ -20,8 +22,14 @@ use crate::shim::proto::{ShimReply, ShimRequest};
 /// How long a shim may take to answer a look. It answers in microseconds, except while it creates.
 const LOOK_WITHIN_MS: u64 = 10_000;
 
-/// How long the lock of a dying shim may outlive its socket.
-const DYING_WITHIN: Duration = Duration::from_secs(5);
+/// The same in a listing, where many are looked at.
+const LIST_WITHIN_MS: u64 = 2_000;
+
+/// Looks of a listing at a time.
+const LOOKS_AT_ONCE: usize = 32;
+
+/// How long the lock of a dying shim may outlive its socket before that is worth a word.
+const DYING_WITHIN: Duration = Duration::from_millis(500);
 
 /// Looking again for something that is about to change.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(2);
@@ -29,53 +37,83 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// Instances on one page of a listing, unless asked for fewer.
 const PAGE_MAX: usize = 256;
 
+/// An instance that has a folder, held so that no later one is taken for it.
+pub(super) struct Seen {
+    record: InstanceRecord,
+    pinned: PinnedDir,
+}
+
 impl LocalProvider {
     pub(super) async fn look(&self, instance: &InstanceRef) -> Result<Observation> {
-        let sandbox = instance.sandbox.clone();
-        let record = self.blocking(move |this| this.read_record(&sandbox)).await?;
-        match record {
-            Some(record) if record.instance == *instance => self.look_at(&record).await,
-            Some(_) | None => Ok(observation(instance, InstanceState::Absent, ObservedVia::Record)),
+        self.look_within(instance, LOOK_WITHIN_MS).await
+    }
+
+    async fn look_within(&self, instance: &InstanceRef, within_ms: u64) -> Result<Observation> {
+        loop {
+            let sandbox = instance.sandbox.clone();
+            let seen = self.blocking(move |this| this.see(&sandbox)).await?;
+            let Some(seen) = seen.filter(|seen| seen.record.instance == *instance) else {
+                return Ok(observation(instance, InstanceState::Absent, ObservedVia::Record));
+            };
+            if let Some(observation) = self.look_at(seen, within_ms).await? {
+                return Ok(observation);
+            }
+            // The next generation answered in its place: look again.
         }
     }
 
-    /// Looks at an instance that has a folder.
-    pub(super) async fn look_at(&self, record: &InstanceRecord) -> Result<Observation> {
-        let dir = self.dir(record.sandbox());
+    fn see(&self, sandbox: &SandboxId) -> Result<Option<Seen>> {
+        let dir = self.dir(sandbox);
+        let read = || -> io::Result<Option<Seen>> {
+            let Some(pinned) = PinnedDir::open(&dir)? else { return Ok(None) };
+            Ok(pinned.dir().read_record()?.map(|record| Seen { record, pinned }))
+        };
+        read().map_err(unavailable(&dir.record()))
+    }
+
+    /// Looks at an instance that has a folder; `None` when another one answered.
+    async fn look_at(&self, seen: Seen, within_ms: u64) -> Result<Option<Observation>> {
+        let instance = seen.record.instance.clone();
+        let dir = self.dir(&instance.sandbox);
         let asked = async { Ok(shim_client::ask(&dir, &ShimRequest::Status).await) };
-        let error = match within(LOOK_WITHIN_MS, "the shim", asked).await? {
-            Ok(ShimReply::Status(status)) if status.instance == record.instance => {
-                let mut seen = observation(&record.instance, status.state, ObservedVia::Supervisor);
+        let error = match within(within_ms, "the shim", asked).await? {
+            Ok(ShimReply::Status(status)) if status.instance == instance => {
+                let mut seen = observation(&instance, status.state, ObservedVia::Supervisor);
                 seen.deadline = Some(status.deadline);
                 seen.usage = Some(status.usage);
-                return Ok(seen);
+                return Ok(Some(seen));
             }
+            Ok(ShimReply::Status(_)) => return Ok(None),
+            Ok(ShimReply::Error(error)) => return Err(error.into()),
             Ok(_) => return Err(unexpected("the shim")),
             Err(error) => error,
         };
         if !socket::is_refused(&error) {
-            return Err(ProviderError::Unavailable { what: format!("the shim of {}", record.instance), source: error });
+            return Err(ProviderError::Unavailable { what: format!("the shim of {instance}"), source: error });
         }
-        let state = self.state_without_shim(record).await?;
-        Ok(observation(&record.instance, state, ObservedVia::Record))
+        let state = self.state_without_shim(seen).await?;
+        Ok(Some(observation(&instance, state, ObservedVia::Record)))
     }
 
     /// What holds when nobody answers on the shim's socket.
-    async fn state_without_shim(&self, record: &InstanceRecord) -> Result<InstanceState> {
+    async fn state_without_shim(&self, seen: Seen) -> Result<InstanceState> {
         let until = tokio::time::Instant::now() + DYING_WITHIN;
+        let seen = Arc::new(seen);
         loop {
-            let dir = self.dir(record.sandbox());
-            let boot_id = record.boot_id.clone();
-            let found = self.blocking(move |_| read_end(&dir, &boot_id).map_err(unavailable(dir.path()))).await?;
+            let looked_at = seen.clone();
+            let found = self
+                .blocking(move |this| {
+                    let cgroups = this.cgroups_of(looked_at.record.sandbox());
+                    read_end(&looked_at, &cgroups).map_err(unavailable(looked_at.pinned.dir().path()))
+                })
+                .await?;
             match found {
-                Found::Ended(ended) => return Ok(InstanceState::Ended(ended)),
-                Found::Gone => return Ok(InstanceState::Absent),
-                Found::ShimLives { listens: false } => return Ok(InstanceState::Creating),
-                // It has begun to end, or is about to listen.
-                Found::ShimLives { listens: true } if tokio::time::Instant::now() >= until => {
-                    return Ok(InstanceState::Creating);
+                Found::State(state) => return Ok(state),
+                // It is about to let go, or its guard is cleaning up after it.
+                Found::Dying if tokio::time::Instant::now() >= until => {
+                    return Ok(InstanceState::Ending { cause: EndCause::SupervisorLost });
                 }
-                Found::ShimLives { listens: true } => tokio::time::sleep(LOOK_EVERY).await,
+                Found::Dying => tokio::time::sleep(LOOK_EVERY).await,
             }
         }
     }
@@ -146,31 +184,43 @@ impl LocalProvider {
         let limit = page.limit.unwrap_or(PAGE_MAX).clamp(1, PAGE_MAX);
         let names = self.blocking(Self::instance_names).await?;
         let mut listed = Page::default();
-        for name in names.into_iter().filter(|name| page.cursor.as_ref().is_none_or(|cursor| name > cursor)) {
-            if listed.items.len() == limit {
-                listed.next = listed.items.last().map(|item: &Listed| item.instance.sandbox.to_string());
-                break;
+        let mut names =
+            names.into_iter().filter(|name| page.cursor.as_ref().is_none_or(|cursor| name > cursor)).peekable();
+        // In groups, so that one that does not answer delays the others once and not each (J7).
+        while listed.items.len() < limit && names.peek().is_some() {
+            let group = names.by_ref().take(LOOKS_AT_ONCE.min(limit - listed.items.len()));
+            let mut looks = Vec::new();
+            for name in group {
+                let (this, owner) = (self.clone(), owner.clone());
+                let shown = name.clone();
+                looks.push((shown, tokio::spawn(async move { this.list_one(&name, &owner).await })));
             }
-            let Ok(sandbox) = name.parse::<SandboxId>() else { continue };
-            let record = self.blocking(move |this| this.read_record(&sandbox)).await;
-            let record = match record {
-                Ok(Some(record)) if record.owner == *owner => record,
-                // Another's, or destroyed while we were listing.
-                Ok(_) => continue,
-                Err(error) => {
-                    listed.unreadable.push(format!("{name}: {error}"));
-                    continue;
+            for (name, look) in looks {
+                match look.await {
+                    Ok(Ok(Some(item))) => listed.items.push(item),
+                    // Another's, or destroyed while we were listing.
+                    Ok(Ok(None)) => {}
+                    Ok(Err(error)) => listed.unreadable.push(format!("{name}: {error}")),
+                    Err(panicked) => listed.unreadable.push(format!("{name}: {panicked}")),
                 }
-            };
-            match self.look_at(&record).await {
-                Ok(Observation { state: InstanceState::Absent, .. }) => {}
-                Ok(Observation { state, instance, .. }) => {
-                    listed.items.push(Listed { instance, owner: record.owner, state, labels: record.spec.labels });
-                }
-                Err(error) => listed.unreadable.push(format!("{name}: {error}")),
+                listed.next = Some(name);
             }
         }
+        if names.peek().is_none() {
+            listed.next = None;
+        }
         Ok(listed)
+    }
+
+    async fn list_one(&self, name: &str, owner: &OwnerMark) -> Result<Option<Listed>> {
+        let Ok(sandbox) = name.parse::<SandboxId>() else { return Ok(None) };
+        let record = self.blocking(move |this| this.read_record(&sandbox)).await?;
+        let Some(record) = record.filter(|record| record.owner == *owner) else { return Ok(None) };
+        let Observation { state, instance, .. } = self.look_within(&record.instance, LIST_WITHIN_MS).await?;
+        if state == InstanceState::Absent {
+            return Ok(None);
+        }
+        Ok(Some(Listed { instance, owner: record.owner, state, labels: record.spec.labels }))
     }
 
     fn instance_names(&self) -> Result<Vec<String>> {
@@ -202,32 +252,41 @@ fn observation(instance: &InstanceRef, state: InstanceState, via: ObservedVia) -
 }
 
 enum Found {
-    Ended(Ended),
-    ShimLives { listens: bool },
-    Gone,
+    State(InstanceState),
+    Dying,
 }
 
-/// Reads the end from the folder, once nobody holds the lock any more.
-fn read_end(dir: &InstanceDir, boot_id: &str) -> io::Result<Found> {
-    let rebooted = process::boot_id()? != boot_id;
+/// Reads from the folder how an instance is whose shim does not answer.
+fn read_end(seen: &Seen, cgroups: &InstanceCgroups) -> io::Result<Found> {
+    let dir = seen.pinned.dir();
+    // Recorded after it was proven, by the shim or its guard.
+    if let Some(ended) = durable::read_json::<Ended>(&dir.exit())? {
+        return Ok(Found::State(InstanceState::Ended(ended)));
+    }
     let lock = match File::open(dir.lock()) {
         Ok(lock) => lock,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Gone),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::State(InstanceState::Absent)),
         Err(error) => return Err(error),
     };
     match flock(&lock, FlockOperation::NonBlockingLockShared) {
         Ok(()) => {}
-        Err(rustix::io::Errno::WOULDBLOCK) => {
-            return Ok(Found::ShimLives { listens: dir.socket().exists() });
-        }
+        Err(rustix::io::Errno::WOULDBLOCK) if dir.socket().exists() => return Ok(Found::Dying),
+        Err(rustix::io::Errno::WOULDBLOCK) => return Ok(Found::State(InstanceState::Creating)),
         Err(error) => return Err(error.into()),
     }
+    // Between the first look and the lock its last holder may have recorded the end, or a destroy may have finished.
     if let Some(ended) = durable::read_json::<Ended>(&dir.exit())? {
-        return Ok(Found::Ended(ended));
+        return Ok(Found::State(InstanceState::Ended(ended)));
     }
-    if !dir.path().exists() {
-        return Ok(Found::Gone);
+    if !dir.record().exists() {
+        return Ok(Found::State(InstanceState::Absent));
     }
+    let rebooted = process::boot_id()? != seen.record.boot_id;
     let cause = if rebooted { EndCause::Rebooted } else { EndCause::SupervisorLost };
-    Ok(Found::Ended(Ended { cause, at_ms: now_wall_ms() }))
+    // Nobody holds it any more, and yet something of it may run: then it has not ended.
+    if !cgroups.is_empty()? {
+        return Ok(Found::State(InstanceState::Ending { cause }));
+    }
+    // Nobody was there to note the time; this is when it was last heard of.
+    Ok(Found::State(InstanceState::Ended(Ended { cause, at_ms: seen.pinned.changed_at_ms() })))
 }

@@ -11,6 +11,7 @@ mod execute;
 mod files;
 mod look;
 mod output;
+mod remove;
 mod shim_client;
 mod socket;
 
@@ -23,7 +24,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use viv_core::exec::{ExecSpec, ExecStatus, TtySize};
 use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked};
-use viv_core::{ExecutionId, OwnerMark, SandboxId, SnapshotId};
+use viv_core::{ExecutionId, Generation, OwnerMark, SandboxId, SnapshotId};
 use viv_provider::{
     ByteReader, Capabilities, Capability, Deadline, DeadlineChange, Dialled, Ended, FileWrite, InstanceRef,
     InstanceSpec, Mutation, Observation, OutputStream, Page, PageRequest, Provider, ProviderError, SaveRequest,
@@ -32,7 +33,7 @@ use viv_provider::{
 
 use crate::agent_image;
 use crate::cgroup::{Controller, InstanceCgroups, Layout};
-use crate::fence::Fences;
+use crate::fence::{Fences, Raised};
 use crate::layout::{DataDir, InstanceDir, InstanceRecord};
 use crate::rootfs::{self, IdRange, RootPlan};
 use crate::runtime::Runtime;
@@ -126,7 +127,9 @@ impl LocalProvider {
         let layout = Layout::detect()?;
         destroy::empty_trash(&data);
         create::remove_abandoned(&data, &fences);
-        Ok(Self { shared: Arc::new(Shared { config, data, fences, layout, agent, host }) })
+        let this = Self { shared: Arc::new(Shared { config, data, fences, layout, agent, host }) };
+        this.remove_unreadable();
+        Ok(this)
     }
 
     fn dir(&self, sandbox: &SandboxId) -> InstanceDir {
@@ -146,10 +149,29 @@ impl LocalProvider {
         }
     }
 
+    /// The generation that a sandbox is at, also of one whose shim does not answer.
+    pub async fn generation(&self, sandbox: &SandboxId) -> Result<Option<Generation>> {
+        let sandbox = sandbox.clone();
+        self.blocking(move |this| Ok(this.read_record(&sandbox)?.map(|record| record.generation()))).await
+    }
+
     /// Admits a change of the current instance at its fence.
-    async fn admit(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()> {
+    async fn admit(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<Raised> {
         let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
         self.blocking(move |this| this.fence(&sandbox)?.admit(&mutation)).await
+    }
+
+    /// Admits a change that the agent will make. A newer token is told to the shim first, so that whoever was
+    /// admitted before, and is late, is refused there too.
+    async fn admit_for_agent(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()> {
+        if self.admit(mutation, sandbox).await? == Raised::Yes {
+            let request = ShimRequest::Raise { mutation: mutation.clone() };
+            // Without a shim there is nothing to be late for; what follows finds that out.
+            if let Ok(ShimReply::Error(error)) = shim_client::ask(&self.dir(sandbox), &request).await {
+                return Err(error.into());
+            }
+        }
+        Ok(())
     }
 
     fn fence(&self, sandbox: &SandboxId) -> Result<crate::fence::LockedFence> {

@@ -2,21 +2,23 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::process::{Signal, WaitOptions, kill_process, waitpid};
 use rustix::thread::UnshareFlags;
 
 use super::IdRange;
-use crate::sys::clone::{Forked, exit_now, fork};
+use crate::sys::clone::{Forked, close_all_but, die_with, exit_now, fork};
 
 /// Makes one. A short-lived child enters it, so that it can be opened.
 pub(super) fn user_namespace(ids: IdRange) -> io::Result<OwnedFd> {
     let (mut entered, entering) = io::pipe()?;
+    let parent = rustix::process::getpid();
     let child = match fork(None)? {
         Forked::Child => {
-            drop(entered);
-            if enter().is_err() {
+            // It must not hold the shim's lock, pipe or socket, nor outlive the shim.
+            close_all_but(&[entering.as_fd()]);
+            if !die_with(parent) || enter().is_err() {
                 exit_now(1);
             }
             // Closing it says that the namespace is there; the parent's kill is what ends the wait.

@@ -6,7 +6,10 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use super::proto::{LINE_BYTES_MAX, ShimError, ShimReply, ShimRequest};
 
 /// A daemon keeps one open to hear of the end, and opens one for each call.
-const CLIENTS_MAX: usize = 64;
+const CLIENTS_MAX: usize = 128;
+
+/// Most that may wait for the end, so that there is room for those who ask.
+const WAITING_MAX: usize = 64;
 
 /// Who is connected.
 #[derive(Default)]
@@ -19,16 +22,34 @@ pub(super) struct Client {
     stream: UnixStream,
     pending: Vec<u8>,
     /// Wants to hear of the end.
-    pub(super) waits: bool,
+    waits: bool,
     gone: bool,
 }
 
 impl Clients {
-    /// Takes new connections. One too many is closed at once, which its owner sees.
+    /// Takes new connections. One too many is told so.
     pub(super) fn accept(&mut self, listener: &UnixListener) {
         while let Ok((stream, _)) = listener.accept() {
-            if self.clients.len() < CLIENTS_MAX && stream.set_nonblocking(true).is_ok() {
-                self.clients.push(Client { stream, pending: Vec::new(), waits: false, gone: false });
+            if stream.set_nonblocking(true).is_err() {
+                continue;
+            }
+            let mut client = Client { stream, pending: Vec::new(), waits: false, gone: false };
+            if self.clients.len() < CLIENTS_MAX {
+                self.clients.push(client);
+            } else {
+                client.say(&ShimReply::Error(ShimError::Busy));
+            }
+        }
+    }
+
+    /// Has a client hear of the end.
+    pub(super) fn let_wait(&mut self, index: usize) {
+        let waiting = self.clients.iter().filter(|client| client.waits).count();
+        if let Some(client) = self.clients.get_mut(index) {
+            if waiting < WAITING_MAX {
+                client.waits = true;
+            } else {
+                client.say(&ShimReply::Error(ShimError::Busy));
             }
         }
     }

@@ -23,7 +23,7 @@ use crate::cgroup::InstanceCgroups;
 use crate::durable;
 use crate::layout::{InstanceDir, InstanceRecord};
 use crate::rootfs::{self, Contents, RootError, Stage};
-use crate::sys::clone::{Forked, exit_now, fork};
+use crate::sys::clone::{Forked, die_with, exit_now, fork};
 
 /// How much of the runtime's complaint is passed on.
 const COMPLAINT_BYTES_MAX: u64 = 2048;
@@ -62,10 +62,11 @@ pub(super) fn create(
     record: InstanceRecord,
     cgroups: InstanceCgroups,
     guard: Guard,
+    lock: File,
 ) -> Result<Shim, CreateError> {
     let mut init = None;
     match build(&dir, &record, &cgroups, &mut init) {
-        Ok(parts) => Ok(Shim::new(dir, record, cgroups, guard, parts)),
+        Ok(parts) => Ok(Shim::new(dir, record, cgroups, guard, lock, parts)),
         Err(error) => {
             undo(&cgroups, init.as_ref());
             guard.dismiss();
@@ -92,6 +93,7 @@ fn build(
 ) -> Result<Parts, CreateError> {
     let until = Instant::now() + Duration::from_millis(record.create_budget_ms);
     // Whoever connects from now on is answered as soon as the instance runs.
+    durable::make_reserve(&dir.reserve()).map_err(at("reserving space"))?;
     let listener = UnixListener::bind("shim.sock").map_err(at("listening on shim.sock"))?;
     listener.set_nonblocking(true).map_err(at("listening on shim.sock"))?;
     let deadline =
@@ -181,8 +183,13 @@ fn start_container(
         if cgroups.layout().v1.is_empty() { None } else { cgroups.open_v2().map_err(at("opening the cgroup"))? };
     let log = File::options().append(true).create(true).open(dir.log()).map_err(at("opening the log"))?;
     let log_start = log.metadata().map_or(0, |found| found.len());
+    let parent = rustix::process::getpid();
     let helper = match fork(birthplace.as_ref().map(AsFd::as_fd)).map_err(at("starting the runtime"))? {
         Forked::Child => {
+            // A helper without its shim makes containers that nobody holds.
+            if !die_with(parent) {
+                exit_now(1);
+            }
             let log = || log.try_clone().map_or_else(|_| Stdio::null(), Stdio::from);
             let error = Command::new(&argv[0]).args(&argv[1..]).stdin(Stdio::null()).stdout(log()).stderr(log()).exec();
             eprintln!("{}: {error}", argv[0].display());
@@ -248,7 +255,8 @@ fn undo(cgroups: &InstanceCgroups, init: Option<&Init>) {
     if let Some(init) = init {
         init.kill();
     }
-    if let Err(error) = cgroups.kill(UNDO_WITHIN) {
+    // Not called failed before nothing is left: until then it is being made, as far as anybody can tell.
+    while let Err(error) = cgroups.kill(UNDO_WITHIN) {
         eprintln!("undoing: processes are left: {error}");
     }
     if let Some(init) = init {

@@ -12,9 +12,9 @@ use super::proto::{ShimError, ShimReply, ShimRequest};
 use super::serve::{InitExit, Shim};
 use crate::durable;
 
-/// How long everything may take to die. SIGKILL takes milliseconds; a process in uninterruptible I/O takes as long
-/// as its device.
-const KILL_WITHIN: Duration = Duration::from_secs(5);
+/// How long one attempt may take. SIGKILL takes milliseconds; a process in uninterruptible I/O takes as long as its
+/// device, and between two attempts those who ask are answered.
+const KILL_WITHIN: Duration = Duration::from_secs(2);
 
 /// An agent whose connection ended is dead, or about to be.
 const AGENT_DIES_WITHIN: Duration = Duration::from_millis(500);
@@ -46,7 +46,7 @@ impl Shim {
             eprintln!("cgroups are left: {error}");
         }
         let ended = Ended { cause, at_ms: now_wall_ms() };
-        if let Err(error) = durable::replace_json(&self.dir.exit(), &ended) {
+        if let Err(error) = durable::replace_json_from_reserve(&self.dir.exit(), &ended, &self.dir.reserve()) {
             eprintln!("the end could not be recorded: {error}");
         }
         self.clients.tell_waiting(&ShimReply::Ended(ended));
@@ -64,12 +64,10 @@ impl Shim {
             let Some(client) = self.clients.get_mut(index) else { break };
             match client.receive() {
                 None => {}
-                Some(ShimRequest::Wait) => client.waits = true,
+                // Whoever wants it destroyed wants to hear when it is.
+                Some(ShimRequest::Wait | ShimRequest::Destroy { .. }) => self.clients.let_wait(index),
                 Some(ShimRequest::Status) => client.say(&ShimReply::Status(status.clone())),
-                Some(_) => {
-                    let what = format!("the instance is ending ({cause}), and not all of its processes have ended");
-                    client.say(&ShimReply::Error(ShimError::Failed { what }));
-                }
+                Some(_) => client.say(&ShimReply::Error(ShimError::Ending { cause: cause.clone() })),
             }
         }
     }

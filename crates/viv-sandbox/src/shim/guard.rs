@@ -9,22 +9,27 @@
 //! It is a fork without an exec that touches almost nothing: a tenth of a
 //! megabyte.
 
+use std::fs::File;
 use std::io::{self, PipeWriter, Read, Write};
-use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::process::{Pid, PidfdFlags, WaitOptions, pidfd_open, waitpid};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid};
 use viv_core::EndCause;
 use viv_provider::Ended;
 
+use super::create::readable_within;
 use super::deadline::now_wall_ms;
 use crate::cgroup::InstanceCgroups;
 use crate::durable;
-use crate::sys::clone::{Forked, exit_now, fork};
+use crate::layout::InstanceDir;
+use crate::sys::clone::{Forked, close_all_but, exit_now, fork};
 
 /// How long one attempt to kill may take; there is another one after it.
 const KILL_WITHIN: Duration = Duration::from_secs(5);
+
+/// How long a guard that is dismissed may take to go.
+const DISMISS_WITHIN: Duration = Duration::from_secs(1);
 
 /// The shim's end of it.
 pub(super) struct Guard {
@@ -34,15 +39,15 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    /// Starts one. `exit` is where the end is recorded.
-    pub(super) fn start(cgroups: &InstanceCgroups, exit: &Path) -> io::Result<Self> {
+    /// Starts one, which holds the lock too.
+    pub(super) fn start(cgroups: &InstanceCgroups, dir: &InstanceDir, lock: &File) -> io::Result<Self> {
         let (reader, pipe) = io::pipe()?;
         match fork(None)? {
             Forked::Child => {
-                drop(pipe);
-                // Its own session, and none of the shim's connections: only the pipe and the lock matter.
+                // None of the shim's connections: only the pipe and the lock matter.
+                close_all_but(&[reader.as_fd(), lock.as_fd()]);
                 let _ = rustix::process::setsid();
-                let code = i32::from(guard(reader, cgroups, exit).is_err());
+                let code = i32::from(guard(reader, cgroups, dir).is_err());
                 exit_now(code);
             }
             Forked::Parent(pid) => Ok(Self { pid, pidfd: pidfd_open(pid, PidfdFlags::empty())?, pipe }),
@@ -63,11 +68,15 @@ impl Guard {
     pub(super) fn dismiss(mut self) {
         let _ = self.pipe.write_all(b"done");
         drop(self.pipe);
+        // One that was stopped would keep the lock, and us.
+        if !matches!(readable_within(&self.pidfd, DISMISS_WITHIN), Ok(true)) {
+            let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+        }
         let _ = waitpid(Some(self.pid), WaitOptions::empty());
     }
 }
 
-fn guard(mut pipe: impl Read, cgroups: &InstanceCgroups, exit: &Path) -> io::Result<()> {
+fn guard(mut pipe: impl Read, cgroups: &InstanceCgroups, dir: &InstanceDir) -> io::Result<()> {
     let mut word = [0; 4];
     if pipe.read(&mut word)? > 0 {
         return Ok(());
@@ -77,8 +86,9 @@ fn guard(mut pipe: impl Read, cgroups: &InstanceCgroups, exit: &Path) -> io::Res
     }
     cgroups.remove()?;
     // An end that the shim recorded before it was killed stands.
-    if durable::read_json::<Ended>(exit)?.is_none() {
-        durable::replace_json(exit, &Ended { cause: EndCause::SupervisorLost, at_ms: now_wall_ms() })?;
+    if durable::read_json::<Ended>(&dir.exit())?.is_none() {
+        let ended = Ended { cause: EndCause::SupervisorLost, at_ms: now_wall_ms() };
+        durable::replace_json_from_reserve(&dir.exit(), &ended, &dir.reserve())?;
     }
     Ok(())
 }

@@ -38,7 +38,7 @@ use crate::cgroup::{InstanceCgroups, Layout};
 use crate::durable;
 use crate::layout::InstanceDir;
 use crate::process::ProcessIdentity;
-use crate::sys::clone::{Forked, exit_now, fork};
+use crate::sys::clone::{Forked, exit_now, fork, leave_session_keyring};
 pub(crate) use deadline::now_wall_ms;
 use guard::Guard;
 use proto::Started;
@@ -79,22 +79,22 @@ fn start(folder: &Path) -> Result<(), String> {
     detach().map_err(|error| said("cannot detach", &error))?;
     let layout = Layout::detect().map_err(|error| said("cannot look for cgroups", &error))?;
     let cgroups = InstanceCgroups::new(layout, record.cgroup());
-    let guard = Guard::start(&cgroups, &dir.exit()).map_err(|error| said("cannot start the guard", &error))?;
+    let guard = Guard::start(&cgroups, &dir, &lock).map_err(|error| said("cannot start the guard", &error))?;
     record_identity(&dir, &guard).map_err(|error| said("cannot record who I am", &error))?;
 
-    let shim = match create::create(dir.clone(), record, cgroups, guard) {
+    let shim = match create::create(dir.clone(), record, cgroups, guard, lock) {
         Ok(shim) => shim,
         Err(error) => {
             // The folder stays for whoever asked; if nobody is left, a look at it finds this.
             let cause = EndCause::CreateFailed { what: chain(&error) };
-            let _ = durable::replace_json(&dir.exit(), &Ended { cause, at_ms: now_wall_ms() });
+            let ended = Ended { cause, at_ms: now_wall_ms() };
+            let _ = durable::replace_json_from_reserve(&dir.exit(), &ended, &dir.reserve());
             return Err(chain(&error));
         }
     };
     tell(&Started::Running);
     silence_stdout();
     shim.serve();
-    drop(lock);
     Ok(())
 }
 
@@ -124,6 +124,7 @@ fn take_lock(dir: &InstanceDir) -> io::Result<File> {
 }
 
 fn detach() -> io::Result<()> {
+    leave_session_keyring();
     rustix::process::setsid()?;
     // The container's first process becomes our child when the runtime's helper ends.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;

@@ -1,7 +1,7 @@
 //! What a shim is asked and answers: a line of JSON each, on `shim.sock`.
 
 use serde::{Deserialize, Serialize};
-use viv_core::{FencingToken, Generation};
+use viv_core::{EndCause, FencingToken, Generation};
 use viv_provider::{Deadline, DeadlineChange, Ended, InstanceRef, InstanceState, Mutation, ProviderError, Usage};
 
 /// Longest line that either side takes.
@@ -71,11 +71,28 @@ pub(crate) struct ShimStatus {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "code", rename_all = "snake_case")]
 pub(crate) enum ShimError {
-    Fenced { presented: FencingToken, highest: FencingToken },
-    StaleGeneration { asked: Generation, current: Generation },
+    Fenced {
+        presented: FencingToken,
+        highest: FencingToken,
+    },
+    StaleGeneration {
+        asked: Generation,
+        current: Generation,
+    },
     Expired,
-    Malformed { what: String },
-    Failed { what: String },
+    /// It is being ended; nothing else is done with it any more.
+    Ending {
+        #[serde(flatten)]
+        cause: EndCause,
+    },
+    /// Too many are connected.
+    Busy,
+    Malformed {
+        what: String,
+    },
+    Failed {
+        what: String,
+    },
 }
 
 impl From<ShimError> for ProviderError {
@@ -84,6 +101,10 @@ impl From<ShimError> for ProviderError {
             ShimError::Fenced { presented, highest } => Self::Fenced { presented, highest },
             ShimError::StaleGeneration { asked, current } => Self::StaleGeneration { asked, current },
             ShimError::Expired => Self::Expired,
+            ShimError::Ending { cause } => Self::NotRunning { state: InstanceState::Ending { cause } },
+            ShimError::Busy => {
+                Self::Exhausted { limit: "connections to the shim", what: "too many are open".to_owned() }
+            }
             ShimError::Malformed { what } | ShimError::Failed { what } => Self::Failed { what },
         }
     }

@@ -1,5 +1,6 @@
 //! A running instance and its one loop.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
@@ -76,6 +77,7 @@ pub(super) struct Shim {
     pub(super) cgroups: InstanceCgroups,
     pub(super) init: Init,
     pub(super) guard: Guard,
+    pub(super) lock: File,
     pub(super) clients: Clients,
     pub(super) oom_kills_at_start: u64,
     pub(super) listener: UnixListener,
@@ -99,6 +101,7 @@ impl Shim {
         record: InstanceRecord,
         cgroups: InstanceCgroups,
         guard: Guard,
+        lock: File,
         parts: Parts,
     ) -> Self {
         let Parts { listener, init, control, deadline, clients, oom_kills } = parts;
@@ -109,6 +112,7 @@ impl Shim {
             cgroups,
             init,
             guard,
+            lock,
             clients,
             oom_kills_at_start: oom_kills,
             listener,
@@ -186,7 +190,7 @@ impl Shim {
 
     /// Somebody killed the guard: there is a new one before anything else is done.
     fn replace_guard(&mut self) -> io::Result<()> {
-        let new = Guard::start(&self.cgroups, &self.dir.exit())?;
+        let new = Guard::start(&self.cgroups, &self.dir, &self.lock)?;
         std::mem::replace(&mut self.guard, new).dismiss();
         record_identity(&self.dir, &self.guard)
     }
@@ -196,7 +200,7 @@ impl Shim {
             let Some(client) = self.clients.get_mut(index) else { return Next::Go };
             let Some(request) = client.receive() else { return Next::Go };
             if request == ShimRequest::Wait {
-                client.waits = true;
+                self.clients.let_wait(index);
                 continue;
             }
             match self.handle(request) {

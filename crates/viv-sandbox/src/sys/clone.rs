@@ -41,6 +41,33 @@ pub(crate) fn fork(cgroup: Option<BorrowedFd<'_>>) -> io::Result<Forked> {
     }
 }
 
+/// Closes every descriptor from 3 on but these. For a child that goes on without an exec.
+pub(crate) fn close_all_but(keep: &[BorrowedFd<'_>]) {
+    let mut keep: Vec<u32> = keep.iter().map(|fd| fd.as_raw_fd().cast_unsigned()).filter(|&fd| fd >= 3).collect();
+    keep.sort_unstable();
+    let mut first = 3;
+    for fd in keep.into_iter().chain([u32::MAX]) {
+        if first < fd {
+            // SAFETY: the descriptors belong to copies of owners in a child that never drops them: it leaves by _exit.
+            unsafe { libc::syscall(libc::SYS_close_range, first, fd - 1, 0) };
+        }
+        first = fd.saturating_add(1);
+    }
+}
+
+/// Has the kernel kill this process when its parent dies. False when the parent is dead already.
+pub(crate) fn die_with(parent: Pid) -> bool {
+    let asked = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+    asked.is_ok() && rustix::process::getppid() == Some(parent)
+}
+
+/// Leaves the session keyring of whoever started us behind: what is in it is not for sandboxes.
+pub(crate) fn leave_session_keyring() {
+    const JOIN_SESSION_KEYRING: libc::c_ulong = 1;
+    // SAFETY: with a null name this reads no memory of ours. A kernel without keyrings has none to leave.
+    unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, std::ptr::null::<libc::c_char>()) };
+}
+
 /// Ends this process at once: no destructors, no exit handlers, which belong to the parent.
 pub(crate) fn exit_now(code: i32) -> ! {
     // SAFETY: _exit has no preconditions.

@@ -13,7 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::Context;
 use clap::Subcommand;
 use viv_core::{ExecutionId, FencingToken, Generation, OperationId, OwnerMark, SandboxId};
-use viv_provider::{Mutation, PageRequest, Provider};
+use viv_provider::Mutation;
 use viv_sandbox::{LocalConfig, LocalProvider, Runtime};
 
 /// Whose sandboxes made by hand are.
@@ -135,17 +135,8 @@ struct ByHand {
 impl ByHand {
     /// The generation that a sandbox is at.
     async fn generation(&self, sandbox: &SandboxId) -> anyhow::Result<Generation> {
-        let mut cursor = None;
-        loop {
-            let page = self.provider.list(&self.owner, PageRequest { cursor, limit: None }).await?;
-            if let Some(found) = page.items.iter().find(|item| item.instance.sandbox == *sandbox) {
-                return Ok(found.instance.generation);
-            }
-            cursor = page.next;
-            if cursor.is_none() {
-                anyhow::bail!("there is no sandbox {sandbox}\nhint: `viv local ls` lists them");
-            }
-        }
+        let found = self.provider.generation(sandbox).await?;
+        found.with_context(|| format!("there is no sandbox {sandbox}\nhint: `viv local ls` lists them"))
     }
 }
 
