@@ -3,7 +3,8 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use support::{Ground, SOON, eventually, eventually_within, is_alive, kill, mutat
 use viv_core::EndCause;
 use viv_core::exec::ExecState;
 use viv_provider::{InstanceState, Provider, ProviderError};
+use viv_sandbox::cgroup::Layout;
 
 /// A deadline is kept when the instance is gone within this of it, on a loaded machine.
 const ON_TIME: Duration = Duration::from_secs(3);
@@ -200,6 +202,47 @@ async fn t7_a_stopped_shim_is_silence_not_absence() {
     kill(sandbox.shim_pid(), Signal::CONT);
     assert_eq!(sandbox.state().await, InstanceState::Running);
     sandbox.destroy().await;
+    ground.assert_nothing_left();
+}
+
+/// Processes that cannot die (here in a frozen v1 cgroup, in life in uninterruptible I/O) are not called ended.
+#[tokio::test]
+async fn t7_what_cannot_be_killed_is_ending_and_not_ended() {
+    let Some(freezer) = Layout::detect().unwrap().v1.into_iter().find(|(_, controls)| controls.contains("freezer"))
+    else {
+        return eprintln!("there is no v1 freezer here to make processes unkillable with");
+    };
+    let ground = Ground::new();
+    let sandbox = ground.create(Duration::from_secs(600)).await;
+    let state = freezer.0.join(&ground.cgroup_prefix).join(sandbox.id.as_str()).join("freezer.state");
+    std::fs::write(&state, "FROZEN").unwrap();
+    kill(sandbox.shim_pid(), Signal::KILL);
+    kill(sandbox.guard_pid(), Signal::KILL);
+    eventually("both are gone", || !is_alive(sandbox.shim_pid()) && !is_alive(sandbox.guard_pid()));
+    let seen = sandbox.state().await;
+    assert!(matches!(seen, InstanceState::Ending { .. }), "{seen:?}");
+    let refused = ground.provider.destroy(&mutation(1, 1), &sandbox.id).await;
+    assert!(refused.is_err(), "a destroy that did not end it answered");
+    std::fs::write(&state, "THAWED").unwrap();
+    sandbox.destroy().await;
+    ground.assert_nothing_left();
+}
+
+#[tokio::test]
+async fn j7_many_who_wait_do_not_keep_others_from_asking() {
+    let ground = Ground::new();
+    let sandbox = ground.create(Duration::from_secs(600)).await;
+    let mut waiting = Vec::new();
+    for _ in 0..150 {
+        let mut connection = UnixStream::connect(sandbox.folder().join("shim.sock")).unwrap();
+        connection.write_all(b"{\"op\":\"wait\"}\n").unwrap();
+        waiting.push(connection);
+        assert_eq!(sandbox.state().await, InstanceState::Running);
+    }
+    let mut told = String::new();
+    sandbox.destroy().await;
+    BufReader::new(&waiting[0]).read_line(&mut told).unwrap();
+    assert!(told.contains("destroyed"), "{told}");
     ground.assert_nothing_left();
 }
 

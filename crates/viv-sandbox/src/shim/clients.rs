@@ -50,6 +50,7 @@ impl Clients {
                 client.waits = true;
             } else {
                 client.say(&ShimReply::Error(ShimError::Busy));
+                client.gone = true;
             }
         }
     }
