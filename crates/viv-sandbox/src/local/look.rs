@@ -2,7 +2,6 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
@@ -49,16 +48,22 @@ impl LocalProvider {
     }
 
     async fn look_within(&self, instance: &InstanceRef, within_ms: u64) -> Result<Observation> {
+        let until = tokio::time::Instant::now() + DYING_WITHIN;
         loop {
             let sandbox = instance.sandbox.clone();
             let seen = self.blocking(move |this| this.see(&sandbox)).await?;
             let Some(seen) = seen.filter(|seen| seen.record.instance == *instance) else {
                 return Ok(observation(instance, InstanceState::Absent, ObservedVia::Record));
             };
-            if let Some(observation) = self.look_at(seen, within_ms).await? {
-                return Ok(observation);
+            match self.look_at(seen, within_ms).await? {
+                Look::Seen(observation) => return Ok(observation),
+                // It is about to listen, to let go, or its guard is cleaning up after it: ask again for a moment.
+                Look::Unclear if tokio::time::Instant::now() >= until => {
+                    let state = InstanceState::Ending { cause: EndCause::SupervisorLost };
+                    return Ok(observation(instance, state, ObservedVia::Record));
+                }
+                Look::Unclear => tokio::time::sleep(LOOK_EVERY).await,
             }
-            // The next generation answered in its place: look again.
         }
     }
 
@@ -71,8 +76,8 @@ impl LocalProvider {
         read().map_err(unavailable(&dir.record()))
     }
 
-    /// Looks at an instance that has a folder; `None` when another one answered.
-    async fn look_at(&self, seen: Seen, within_ms: u64) -> Result<Option<Observation>> {
+    /// Looks once at an instance that has a folder.
+    async fn look_at(&self, seen: Seen, within_ms: u64) -> Result<Look> {
         let instance = seen.record.instance.clone();
         let dir = self.dir(&instance.sandbox);
         let asked = async { Ok(shim_client::ask(&dir, &ShimRequest::Status).await) };
@@ -81,9 +86,10 @@ impl LocalProvider {
                 let mut seen = observation(&instance, status.state, ObservedVia::Supervisor);
                 seen.deadline = Some(status.deadline);
                 seen.usage = Some(status.usage);
-                return Ok(Some(seen));
+                return Ok(Look::Seen(seen));
             }
-            Ok(ShimReply::Status(_)) => return Ok(None),
+            // The next generation answered in its place.
+            Ok(ShimReply::Status(_)) => return Ok(Look::Unclear),
             Ok(ShimReply::Error(error)) => return Err(error.into()),
             Ok(_) => return Err(unexpected("the shim")),
             Err(error) => error,
@@ -91,31 +97,16 @@ impl LocalProvider {
         if !socket::is_refused(&error) {
             return Err(ProviderError::Unavailable { what: format!("the shim of {instance}"), source: error });
         }
-        let state = self.state_without_shim(seen).await?;
-        Ok(Some(observation(&instance, state, ObservedVia::Record)))
-    }
-
-    /// What holds when nobody answers on the shim's socket.
-    async fn state_without_shim(&self, seen: Seen) -> Result<InstanceState> {
-        let until = tokio::time::Instant::now() + DYING_WITHIN;
-        let seen = Arc::new(seen);
-        loop {
-            let looked_at = seen.clone();
-            let found = self
-                .blocking(move |this| {
-                    let cgroups = this.cgroups_of(looked_at.record.sandbox());
-                    read_end(&looked_at, &cgroups).map_err(unavailable(looked_at.pinned.dir().path()))
-                })
-                .await?;
-            match found {
-                Found::State(state) => return Ok(state),
-                // It is about to let go, or its guard is cleaning up after it.
-                Found::Dying if tokio::time::Instant::now() >= until => {
-                    return Ok(InstanceState::Ending { cause: EndCause::SupervisorLost });
-                }
-                Found::Dying => tokio::time::sleep(LOOK_EVERY).await,
-            }
-        }
+        let found = self
+            .blocking(move |this| {
+                let cgroups = this.cgroups_of(seen.record.sandbox());
+                read_end(&seen, &cgroups).map_err(unavailable(seen.pinned.dir().path()))
+            })
+            .await?;
+        Ok(match found {
+            Some(state) => Look::Seen(observation(&instance, state, ObservedVia::Record)),
+            None => Look::Unclear,
+        })
     }
 
     /// Makes sense of a failed call to a shim or an agent by looking.
@@ -251,42 +242,44 @@ fn observation(instance: &InstanceRef, state: InstanceState, via: ObservedVia) -
     Observation { instance: instance.clone(), state, deadline: None, usage: None, observed_at_ms: now_wall_ms(), via }
 }
 
-enum Found {
-    State(InstanceState),
-    Dying,
+/// What one look showed.
+enum Look {
+    Seen(Observation),
+    Unclear,
 }
 
-/// Reads from the folder how an instance is whose shim does not answer.
-fn read_end(seen: &Seen, cgroups: &InstanceCgroups) -> io::Result<Found> {
+/// Reads from the folder how an instance is whose shim does not answer. `None` when its lock is held although it has a
+/// socket.
+fn read_end(seen: &Seen, cgroups: &InstanceCgroups) -> io::Result<Option<InstanceState>> {
     let dir = seen.pinned.dir();
     // Recorded after it was proven, by the shim or its guard.
     if let Some(ended) = durable::read_json::<Ended>(&dir.exit())? {
-        return Ok(Found::State(InstanceState::Ended(ended)));
+        return Ok(Some(InstanceState::Ended(ended)));
     }
     let lock = match File::open(dir.lock()) {
         Ok(lock) => lock,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::State(InstanceState::Absent)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Some(InstanceState::Absent)),
         Err(error) => return Err(error),
     };
     match flock(&lock, FlockOperation::NonBlockingLockShared) {
         Ok(()) => {}
-        Err(rustix::io::Errno::WOULDBLOCK) if dir.socket().exists() => return Ok(Found::Dying),
-        Err(rustix::io::Errno::WOULDBLOCK) => return Ok(Found::State(InstanceState::Creating)),
+        Err(rustix::io::Errno::WOULDBLOCK) if dir.socket().exists() => return Ok(None),
+        Err(rustix::io::Errno::WOULDBLOCK) => return Ok(Some(InstanceState::Creating)),
         Err(error) => return Err(error.into()),
     }
     // Between the first look and the lock its last holder may have recorded the end, or a destroy may have finished.
     if let Some(ended) = durable::read_json::<Ended>(&dir.exit())? {
-        return Ok(Found::State(InstanceState::Ended(ended)));
+        return Ok(Some(InstanceState::Ended(ended)));
     }
     if !dir.record().exists() {
-        return Ok(Found::State(InstanceState::Absent));
+        return Ok(Some(InstanceState::Absent));
     }
     let rebooted = process::boot_id()? != seen.record.boot_id;
     let cause = if rebooted { EndCause::Rebooted } else { EndCause::SupervisorLost };
     // Nobody holds it any more, and yet something of it may run: then it has not ended.
     if !cgroups.is_empty()? {
-        return Ok(Found::State(InstanceState::Ending { cause }));
+        return Ok(Some(InstanceState::Ending { cause }));
     }
     // Nobody was there to note the time; this is when it was last heard of.
-    Ok(Found::State(InstanceState::Ended(Ended { cause, at_ms: seen.pinned.changed_at_ms() })))
+    Ok(Some(InstanceState::Ended(Ended { cause, at_ms: seen.pinned.changed_at_ms() })))
 }
