@@ -9,9 +9,9 @@ use std::sync::Arc;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use serde::Serialize;
 use viv_agent::frame::{self, ChunkHeader, HEADER_BYTES, Kind};
-use viv_agent::proto::{Answer, Reply};
+use viv_agent::proto::{Answer, ErrorCode, Reply};
 
-use crate::error::Result;
+use crate::error::{Result, error};
 
 /// More descriptors than any request brings; the kernel closes what does not fit.
 const DESCRIPTORS_MAX: usize = 4;
@@ -105,16 +105,23 @@ impl Conn {
     pub(crate) fn send<T: Serialize>(&self, message: &T) -> io::Result<()> {
         let payload = serde_json::to_vec(message)?;
         if payload.len() > frame::JSON_BYTES_MAX {
-            return Err(invalid_data("an answer longer than a frame"));
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, "a message longer than a frame"));
         }
         self.send_parts(&[&frame::encode_header(Kind::Json, payload.len()), &payload])
     }
 
+    /// Answers. An answer that no frame holds becomes an error: the connection has done nothing wrong.
     pub(crate) fn reply(&self, result: Result<Answer>) -> io::Result<()> {
-        self.send(&match result {
+        let reply = match result {
             Ok(answer) => Reply::Ok(answer),
             Err(error) => Reply::Error(error),
-        })
+        };
+        match self.send(&reply) {
+            Err(cause) if cause.kind() == io::ErrorKind::FileTooLarge => {
+                self.send(&Reply::Error(error(ErrorCode::Exhausted, "the answer is longer than a frame")))
+            }
+            sent => sent,
+        }
     }
 
     pub(crate) fn send_data(&self, data: &[u8]) -> io::Result<()> {
@@ -152,4 +159,33 @@ impl Conn {
 
 fn invalid_data(what: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use viv_core::file::{FileKind, FileStat};
+
+    use super::*;
+
+    #[test]
+    fn an_answer_that_is_too_long_is_an_error_and_not_the_end() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let conn = Conn::new(Arc::new(ours));
+        let stat = FileStat {
+            kind: FileKind::Symlink,
+            size_bytes: 0,
+            mode: 0,
+            uid: 0,
+            gid: 0,
+            modified_at_ms: 0,
+            link_target: Some("x".repeat(frame::JSON_BYTES_MAX)),
+        };
+        conn.reply(Ok(Answer::Stat(stat))).unwrap();
+        conn.reply(Ok(Answer::Done)).unwrap();
+        let theirs = Conn::new(Arc::new(theirs));
+        let next = || serde_json::from_slice(&theirs.read_request().unwrap().unwrap().0).unwrap();
+        let Reply::Error(refusal) = next() else { panic!("no error") };
+        assert_eq!(refusal.code, ErrorCode::Exhausted);
+        assert!(matches!(next(), Reply::Ok(Answer::Done)));
+    }
 }

@@ -33,6 +33,7 @@ fn main() {
 }
 
 fn boot() -> io::Result<()> {
+    sys::hide_memory()?;
     sys::fill_stdio()?;
     sys::frugal_malloc();
     sys::block_signals()?;
@@ -45,9 +46,14 @@ fn boot() -> io::Result<()> {
             error::say(&format!("the loopback interface stays down: {cause}"));
         }
         sys::drop_capabilities(CapabilitySet::NET_ADMIN)?;
+        if sys::become_keeper(config.keeper_id)? {
+            sys::rely_on_id()?;
+        }
     } else {
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     }
+    // As the keeper, so that it is not even seen by workloads. Without keyrings there is nothing to leave.
+    let _ = sys::leave_session_keyring();
     let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let places = Places {
         root: open(&root, directory, Mode::empty())?,
@@ -62,7 +68,7 @@ fn boot() -> io::Result<()> {
         fencing: agent::fence::Fencing::new(config.identity.generation, config.token),
         origin: origin(),
         connections: agent::connections::Connections::default(),
-        control: agent::control::Control::default(),
+        control: agent::control::Control::new(is_init),
         reserve: agent::reserve::Reserve::default(),
         executions: exec::table::Executions::default(),
         pump: exec::pump::Pump::new()?,

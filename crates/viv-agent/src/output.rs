@@ -313,7 +313,7 @@ impl Reader {
     fn chunk<'b>(&mut self, stream: Stream, at_ms: u64, buf: &'b [u8], length: usize, skip: usize) -> Item<'b> {
         let header = ChunkHeader { stream, offset: self.offset, at_ms };
         let data = &buf[skip..length];
-        self.offset += data.len() as u64;
+        self.offset = self.offset.saturating_add(data.len() as u64);
         Item::Chunk { header, data }
     }
 
@@ -326,8 +326,9 @@ impl Reader {
                 return Ok(Step::Nothing);
             }
             let Some((stream, length, at_ms)) = decode_record_header(header) else { return Ok(Step::Broken) };
-            let end = segment.offset.saturating_add(length as u64);
-            let payload_place = segment.place + RECORD_HEADER_BYTES as u64;
+            // No output reaches the end of all offsets, so a segment that says so is none of ours.
+            let Some(end) = segment.offset.checked_add(length as u64) else { return Ok(Step::Broken) };
+            let payload_place = segment.place.saturating_add(RECORD_HEADER_BYTES as u64);
             if end > self.offset {
                 buf.resize(buf.len().max(length), 0);
                 if read_at(&segment.file, &mut buf[..length], payload_place)? < length {
@@ -335,7 +336,7 @@ impl Reader {
                 }
             }
             let skip = self.offset.saturating_sub(segment.offset).min(length as u64) as usize;
-            segment.place = payload_place + length as u64;
+            segment.place = payload_place.saturating_add(length as u64);
             segment.offset = end;
             if skip < length {
                 return Ok(Step::Chunk { stream, at_ms, length, skip });
@@ -365,7 +366,7 @@ impl Reader {
 fn read_at(file: &File, buf: &mut [u8], place: u64) -> io::Result<usize> {
     let mut done = 0;
     while done < buf.len() {
-        match file.read_at(&mut buf[done..], place + done as u64) {
+        match file.read_at(&mut buf[done..], place.saturating_add(done as u64)) {
             Ok(0) => break,
             Ok(count) => done += count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -478,6 +479,26 @@ mod tests {
         }
 
         #[test]
+        fn no_offset_breaks_the_reader(
+            starts in prop::collection::vec(prop_oneof![any::<u64>(), Just(u64::MAX), Just(u64::MAX - 3), 0..9_u64], 1..4),
+            lengths in prop::collection::vec(1_usize..9, 0..4),
+            offset in prop_oneof![any::<u64>(), Just(u64::MAX), Just(u64::MAX - 1), Just(0)],
+        ) {
+            let dir = tempfile::tempdir().unwrap();
+            for start in starts {
+                let records = lengths.iter().flat_map(|&length| {
+                    [encode_record_header(Stream::Stdout, length, u64::MAX).to_vec(), vec![1; length]].concat()
+                });
+                std::fs::write(dir.path().join(segment_name(start)), records.collect::<Vec<_>>()).unwrap();
+            }
+            let (chunks, cuts, end) = read_all(dir.path(), offset);
+            // Whatever was found lies between the offset and the end, in order.
+            for (from, to) in cuts.into_iter().chain(chunks.iter().map(|(at, data)| (*at, *at + data.len() as u64))) {
+                prop_assert!(offset <= from && from < to && to <= end);
+            }
+        }
+
+        #[test]
         fn a_torn_tail_loses_only_the_tail(cut in 0_usize..40) {
             let dir = tempfile::tempdir().unwrap();
             let mut log = Log::create(dir.path(), 1 << 20).unwrap();
@@ -536,6 +557,29 @@ mod tests {
         assert!(Reader::open(dir.path(), 0).unwrap().next(&mut Vec::new()).is_err());
         assert!(read_status(dir.path()).is_err());
         assert_eq!(read_status(&dir.path().join("absent")).unwrap(), None);
+    }
+
+    #[test]
+    fn nothing_in_the_place_of_a_segment_is_waited_for() {
+        let hostile: [fn(&Path); 3] = [
+            |path| assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success()),
+            |path| std::fs::create_dir(path).unwrap(),
+            |path| std::os::unix::fs::symlink("gone", path).unwrap(),
+        ];
+        for make in hostile {
+            let dir = tempfile::tempdir().unwrap();
+            std::fs::write(dir.path().join("000000000000000G.log"), "no segment").unwrap();
+            std::fs::write(dir.path().join("00.log"), "no segment").unwrap();
+            assert_eq!(read_all(dir.path(), 0), (vec![], vec![], 0));
+            make(&dir.path().join(segment_name(0)));
+            assert!(Reader::open(dir.path(), 0).unwrap().next(&mut Vec::new()).is_err());
+            make(&dir.path().join(STATUS));
+            assert!(read_status(dir.path()).is_err());
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let huge = File::create(dir.path().join(STATUS)).unwrap();
+        huge.set_len(1 << 40).unwrap();
+        assert!(read_status(dir.path()).is_err());
     }
 
     #[test]

@@ -128,11 +128,17 @@ fn relay(outside: &UnixStream, inside: &TcpStream) -> io::Result<()> {
     outside.set_nonblocking(true)?;
     inside.set_nonblocking(true)?;
     let (mut inward, mut outward) = (Flow::new(), Flow::new());
+    let mut outside_hung_up = false;
+    let mut inside_hung_up = false;
     loop {
         inward.pass(outside, inside)?;
         outward.pass(inside, outside)?;
         if inward.closed && outward.closed {
             return Ok(());
+        }
+        // Gone for good, not only done sending: what the other side still says has no reader.
+        if outside_hung_up && inward.closed {
+            return Err(io::ErrorKind::ConnectionAborted.into());
         }
         let events = |incoming: &Flow, outgoing: &Flow| {
             let mut flags = PollFlags::empty();
@@ -140,15 +146,85 @@ fn relay(outside: &UnixStream, inside: &TcpStream) -> io::Result<()> {
             flags.set(PollFlags::OUT, outgoing.wants_to_write());
             flags
         };
-        let mut fds = [PollFd::new(outside, events(&inward, &outward)), PollFd::new(inside, events(&outward, &inward))];
+        let (outside_events, inside_events) = (events(&inward, &outward), events(&outward, &inward));
+        // A side that hung up says so at every poll. Once that is known, it is
+        // only asked when it could do something: otherwise this would spin.
+        let asked = [!outside_hung_up || !outside_events.is_empty(), !inside_hung_up || !inside_events.is_empty()];
+        let mut fds = Vec::with_capacity(2);
+        fds.extend(asked[0].then(|| PollFd::new(outside, outside_events)));
+        fds.extend(asked[1].then(|| PollFd::new(inside, inside_events)));
         match poll(&mut fds, None) {
-            Ok(_) | Err(Errno::INTR) => {}
+            Ok(_) => {}
+            Err(Errno::INTR) => continue,
             Err(errno) => return Err(errno.into()),
         }
-        // Gone for good, not only done sending: what the other side still says has no reader.
-        let gone = |fd: &PollFd<'_>| fd.revents().contains(PollFlags::ERR);
-        if fds.iter().any(gone) || (fds[0].revents().contains(PollFlags::HUP) && inward.closed) {
+        if fds.iter().any(|fd| fd.revents().contains(PollFlags::ERR)) {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
+        let mut hung_up = fds.iter().map(|fd| fd.revents().contains(PollFlags::HUP));
+        outside_hung_up |= asked[0] && hung_up.next() == Some(true);
+        inside_hung_up |= asked[1] && hung_up.next() == Some(true);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    use rustix::time::{ClockId, clock_gettime};
+
+    use super::*;
+
+    /// How long the ends are left alone, and how much of it the relay may work.
+    const IDLE: Duration = Duration::from_millis(600);
+    const WORK_MAX: Duration = Duration::from_millis(200);
+
+    /// A relay on a thread of its own, which returns the processor time that it took.
+    fn start() -> (UnixStream, TcpStream, std::thread::JoinHandle<Duration>) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let inside = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (far_inside, _) = listener.accept().unwrap();
+        let (far_outside, outside) = UnixStream::pair().unwrap();
+        let relay = std::thread::spawn(move || {
+            // It ends with an error where one side is gone, and that is no matter here.
+            let _ = relay(&outside, &inside);
+            Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap()
+        });
+        (far_outside, far_inside, relay)
+    }
+
+    /// Writes until nothing more is taken.
+    fn fill(mut side: impl Write) {
+        while side.write(&[7; 1 << 12]).is_ok() {}
+    }
+
+    #[test]
+    fn a_listener_that_hung_up_does_not_keep_the_relay_busy() {
+        let (mut outside, inside, relay) = start();
+        outside.shutdown(Shutdown::Write).unwrap();
+        inside.set_write_timeout(Some(Duration::from_millis(50))).unwrap();
+        fill(&inside);
+        drop(inside);
+        std::thread::sleep(IDLE);
+        let mut rest = Vec::new();
+        outside.read_to_end(&mut rest).unwrap();
+        assert!(rest.len() > BUFFER_BYTES);
+        let work = relay.join().unwrap();
+        assert!(work < WORK_MAX, "{work:?}");
+    }
+
+    #[test]
+    fn a_client_that_hung_up_does_not_keep_the_relay_busy() {
+        let (outside, mut inside, relay) = start();
+        outside.set_write_timeout(Some(Duration::from_millis(50))).unwrap();
+        fill(&outside);
+        drop(outside);
+        std::thread::sleep(IDLE);
+        let mut rest = Vec::new();
+        inside.read_to_end(&mut rest).unwrap();
+        assert!(rest.len() > BUFFER_BYTES);
+        let work = relay.join().unwrap();
+        assert!(work < WORK_MAX, "{work:?}");
     }
 }

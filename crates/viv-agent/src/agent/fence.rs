@@ -42,6 +42,14 @@ impl Fencing {
         self.check_state(&mut lock(&self.state), fence)
     }
 
+    /// Does the last step of something that was checked when it began, unless a newer sender was
+    /// heard of since. None can come between, as the lock is held: `work` must be short.
+    pub(crate) fn still<T>(&self, fence: &Fence, work: impl FnOnce() -> T) -> Result<T> {
+        let mut state = lock(&self.state);
+        self.check_state(&mut state, fence)?;
+        Ok(work())
+    }
+
     fn check_state(&self, state: &mut State, fence: &Fence) -> Result<()> {
         if fence.generation != self.generation {
             return Err(AgentError {

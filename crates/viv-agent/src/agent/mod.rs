@@ -7,8 +7,8 @@
 //!     └─ the reserve ── works when no thread can be started    (agent::reserve)
 //! ```
 //!
-//! Invariants: the main thread never changes its credentials (that would clear
-//! its parent-death signal) and never waits on anything but its poll.
+//! Invariants: once there is a supervisor, the main thread never changes its credentials (that would clear
+//! its parent-death signal), and never waits on anything but its poll.
 
 pub(crate) mod connections;
 pub(crate) mod control;
@@ -171,6 +171,11 @@ impl Deadline {
         let now_ms = sys::boot_ms();
         self.at_ms = self.at_ms.min(now_ms.saturating_add(self.length_ms));
         Duration::from_millis(self.at_ms.saturating_sub(now_ms))
+    }
+
+    /// How long ago it was set.
+    pub(crate) fn age_ms(&self) -> u64 {
+        sys::boot_ms().saturating_sub(self.at_ms.saturating_sub(self.length_ms))
     }
 
     pub(crate) fn postpone(&mut self, by_ms: u64) {

@@ -18,6 +18,10 @@ use crate::error::{error, say};
 /// Connections accepted in one go, so that a storm of them delays nothing else for long.
 const ACCEPTED_AT_ONCE_MAX: usize = 32;
 
+/// How long to wait when a connection cannot be accepted for want of descriptors or memory: the listener stays
+/// ready all the while, so without this the main thread would do nothing else.
+const EXHAUSTED_PAUSE_MS: u64 = 100;
+
 /// For how long nothing is accepted after a quiesce, in milliseconds; 0 when no quiesce is new.
 ///
 /// Set by the quiescing thread, taken by the main one.
@@ -32,7 +36,7 @@ pub(crate) fn supervise(agent: &'static Agent, listener: &UnixListener, children
         // from a freeze may report only the timeout.
         control.attend(agent);
         reap(agent, children);
-        let execution_left = agent.executions.check_deadlines(agent);
+        let execution_left = if agent.control.clocks_run() { agent.executions.check_deadlines(agent) } else { None };
         let away_left = MainEnd::check_away(agent);
         let sweep_left = agent.executions.sweep_cgroups(agent);
         let pause_ms = PAUSE_MS.swap(0, Ordering::AcqRel);
@@ -41,9 +45,12 @@ pub(crate) fn supervise(agent: &'static Agent, listener: &UnixListener, children
         }
         let pause_left = pause.as_mut().map(Deadline::left).filter(|left| !left.is_zero());
         if pause_left.is_none() {
-            pause = None;
-            accept(agent, listener);
+            pause = match accept(agent, listener) {
+                Accepted::All => None,
+                Accepted::Exhausted => Some(Deadline::after(EXHAUSTED_PAUSE_MS)),
+            };
         }
+        let pause_left = pause.as_mut().map(Deadline::left);
         let nearest = [execution_left, away_left, sweep_left, pause_left].into_iter().flatten().min();
         wait(agent, (pause.is_none()).then_some(listener), children, &control, nearest);
     }
@@ -75,15 +82,29 @@ fn reap(agent: &'static Agent, children: &OwnedFd) {
     agent.executions.reap(agent);
 }
 
-fn accept(agent: &'static Agent, listener: &UnixListener) {
+/// What came of accepting.
+enum Accepted {
+    /// None waits, or the rest is for the next round.
+    All,
+    /// Some wait, and there is nothing left to accept them with.
+    Exhausted,
+}
+
+fn accept(agent: &'static Agent, listener: &UnixListener) -> Accepted {
     for _ in 0..ACCEPTED_AT_ONCE_MAX {
         match listener.accept() {
             Ok((stream, _)) => welcome(agent, stream),
-            Err(cause) if cause.kind() == std::io::ErrorKind::WouldBlock => return,
-            Err(cause) => return say(&format!("accept failed: {cause}")),
+            Err(cause) if cause.kind() == std::io::ErrorKind::WouldBlock => return Accepted::All,
+            Err(cause) => {
+                say(&format!("accept failed: {cause}"));
+                let exhausted = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS];
+                let is_exhausted = cause.raw_os_error().is_some_and(|errno| exhausted.contains(&errno));
+                return if is_exhausted { Accepted::Exhausted } else { Accepted::All };
+            }
         }
     }
     agent.wake.ring();
+    Accepted::All
 }
 
 fn welcome(agent: &'static Agent, stream: UnixStream) {

@@ -15,6 +15,17 @@ use crate::sys::FileIds;
 /// Longest list of processes that is read: as many as there can be pids.
 const PROCS_BYTES_MAX: usize = 32 << 20;
 
+/// What came of removing a cgroup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Removal {
+    /// Only possible when nothing was in it.
+    Removed,
+    /// It was not there; that alone says nothing about processes.
+    Absent,
+    /// Something is in it, or the kernel has not noticed yet that nothing is.
+    Busy,
+}
+
 /// The sandbox's own cgroup.
 pub(crate) struct Cgroup {
     dir: OwnedFd,
@@ -29,7 +40,10 @@ impl Cgroup {
         let made = cgroup.make(name).and_then(|dir| read_file(&dir, c"cgroup.events").map(drop));
         let removed = cgroup.remove(name);
         made?;
-        if removed { Ok(cgroup) } else { Err(io::Error::other("a cgroup made there cannot be removed")) }
+        match removed {
+            Removal::Removed | Removal::Absent => Ok(cgroup),
+            Removal::Busy => Err(io::Error::other("a cgroup made there cannot be removed")),
+        }
     }
 
     /// Takes the ids under which things in here may be changed.
@@ -49,9 +63,13 @@ impl Cgroup {
         Ok(openat(&self.dir, name, flags, Mode::empty())?)
     }
 
-    /// Removes a cgroup; true when it is not there any more.
-    pub(crate) fn remove(&self, name: &str) -> bool {
-        matches!(unlinkat(&self.dir, name, AtFlags::REMOVEDIR), Ok(()) | Err(rustix::io::Errno::NOENT))
+    /// Removes a cgroup.
+    pub(crate) fn remove(&self, name: &str) -> Removal {
+        match unlinkat(&self.dir, name, AtFlags::REMOVEDIR) {
+            Ok(()) => Removal::Removed,
+            Err(rustix::io::Errno::NOENT) => Removal::Absent,
+            Err(_) => Removal::Busy,
+        }
     }
 
     /// Kills everything in a cgroup at once; false where the kernel cannot (before 5.14) or nothing is there any more.

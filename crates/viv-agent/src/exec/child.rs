@@ -5,7 +5,7 @@
 //! [`Plan`]. The order matters:
 //!
 //! ```text
-//!   session, descriptors ─► limits, signals ─► bounding set (needs a capability)
+//!   session, descriptors ─► limits, keyring ─► bounding set (needs a capability)
 //!   ─► groups, gid, uid (need capabilities) ─► no capabilities, no new privileges
 //!   ─► seccomp ─► working directory, as the user ─► exec
 //! ```
@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use rustix::process::{Resource, chdir, setrlimit, setsid, umask};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
-use crate::error::words;
+use crate::error::{quoted, words};
 use crate::exec::plan::Plan;
 use crate::sys;
 
@@ -92,9 +92,12 @@ fn prepare(plan: &Plan) -> Result<(), (Step, Errno)> {
     sys::seal_descriptors(3, false).map_err(|cause| (Step::Stdio, errno_of(&cause)))?;
     setrlimit(Resource::Nofile, plan.open_files).map_err(|errno| (Step::Limits, errno))?;
     umask(rustix::fs::Mode::from_raw_mode(0o022));
-    // The clone may have been made with the keeper's ids for file access.
-    sys::set_file_ids(rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    // Before it becomes the user, so that no other command of that user can see it. It may fail: see there.
+    let _ = sys::leave_session_keyring();
+    // Until exec this is still a copy of the agent, not to be looked into by that user.
+    sys::hide_memory().map_err(|cause| (Step::Privileges, errno_of(&cause)))?;
     become_user(plan)?;
+    sys::hide_memory().map_err(|cause| (Step::Privileges, errno_of(&cause)))?;
     confine(plan).map_err(|errno| (Step::Seccomp, errno))?;
     chdir(plan.workdir.as_c_str()).map_err(|errno| (Step::Workdir, errno))?;
     // Last, so that no signal reaches a half-made child.
@@ -109,6 +112,7 @@ fn become_user(plan: &Plan) -> Result<(), (Step, Errno)> {
     if plan.set_groups {
         rustix::thread::set_thread_groups(&plan.groups).map_err(|errno| (Step::Groups, errno))?;
     }
+    // These set the ids for file access, too, whichever the clone was made with.
     rustix::thread::set_thread_res_gid(plan.gid, plan.gid, plan.gid).map_err(|errno| (Step::User, errno))?;
     rustix::thread::set_thread_res_uid(plan.uid, plan.uid, plan.uid).map_err(|errno| (Step::User, errno))?;
     drop_all().map_err(|errno| (Step::Privileges, errno))
@@ -169,14 +173,14 @@ pub(crate) fn explain(report: [u8; REPORT_BYTES], program: &str, workdir: &str, 
     let errno = Errno::from_raw_os_error(i32::from_ne_bytes(errno));
     let step = STEPS.into_iter().find(|known| *known as u8 == step);
     match (step, errno) {
-        (Some(Step::Exec), Errno::NOENT) => format!("no such program: {program:?}"),
-        (Some(Step::Exec), Errno::ACCESS) => format!("program {program:?} may not be run"),
+        (Some(Step::Exec), Errno::NOENT) => format!("no such program: {}", quoted(program)),
+        (Some(Step::Exec), Errno::ACCESS) => format!("program {} may not be run", quoted(program)),
         (Some(Step::Exec), Errno::TOOBIG) => "arguments and environment are too long".to_owned(),
-        (Some(Step::Exec), _) => format!("program {program:?} does not start: {}", words(errno)),
-        (Some(Step::Workdir), Errno::NOENT) => format!("working directory {workdir:?} does not exist"),
-        (Some(Step::Workdir), Errno::NOTDIR) => format!("working directory {workdir:?} is not a directory"),
-        (Some(Step::Workdir), _) => format!("working directory {workdir:?}: {}", words(errno)),
-        (Some(Step::User | Step::Groups), _) => format!("cannot become user {user:?}: {}", words(errno)),
+        (Some(Step::Exec), _) => format!("program {} does not start: {}", quoted(program), words(errno)),
+        (Some(Step::Workdir), Errno::NOENT) => format!("working directory {} does not exist", quoted(workdir)),
+        (Some(Step::Workdir), Errno::NOTDIR) => format!("working directory {} is not a directory", quoted(workdir)),
+        (Some(Step::Workdir), _) => format!("working directory {}: {}", quoted(workdir), words(errno)),
+        (Some(Step::User | Step::Groups), _) => format!("cannot become user {}: {}", quoted(user), words(errno)),
         (Some(step), _) => format!("{step:?} failed before the program: {}", words(errno)),
         (None, _) => "the child failed in an unknown way".to_owned(),
     }

@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use viv_agent::proto::ErrorCode;
@@ -9,7 +10,7 @@ use viv_core::exec::{ExecState, ExecStatus};
 
 use crate::agent::{Agent, lock};
 use crate::error::{Result, error, say};
-use crate::exec::cgroup::{Cgroup, is_populated};
+use crate::exec::cgroup::{Cgroup, Removal, is_populated};
 use crate::exec::kill::{self, KILL_PATIENCE, LOOK_EVERY};
 use crate::exec::{Execution, Tree};
 
@@ -18,6 +19,9 @@ const GRACE: Duration = Duration::from_millis(500);
 
 /// From the end of the tree to the final status: reaping and draining, both quick.
 const FINISH_PATIENCE: Duration = Duration::from_secs(5);
+
+/// For one that is still being started to be given up: killing takes longest, and that twice below a monitor.
+const START_PATIENCE: Duration = FINISH_PATIENCE.saturating_add(KILL_PATIENCE).saturating_add(KILL_PATIENCE);
 
 /// Why it is ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,8 +42,9 @@ enum Task {
 
 /// Ends an execution and its whole tree. If it had ended already, its state stays as it was.
 pub(crate) fn end(agent: &Agent, execution: &Arc<Execution>, ending: Ending) -> Result<ExecStatus> {
-    if !execution.wait_until(FINISH_PATIENCE, |inner| inner.state.is_some()) {
-        return Err(error(ErrorCode::Failed, "it is still being started"));
+    give_up_start(execution, ending);
+    if !execution.wait_until(START_PATIENCE, |inner| inner.state.is_some()) {
+        return Err(error(ErrorCode::Failed, "it is still being started, and will be ended then"));
     }
     match task(execution, ending) {
         Task::Kill => {
@@ -61,6 +66,14 @@ pub(crate) fn end(agent: &Agent, execution: &Arc<Execution>, ending: Ending) -> 
             kill_tree(agent, execution).map(|()| status)
         }
         Task::Leftovers => kill_tree(agent, execution).map(|()| execution.status()),
+    }
+}
+
+/// One that is still being started never runs: whoever starts it ends what is there of it.
+fn give_up_start(execution: &Execution, ending: Ending) {
+    let mut inner = lock(&execution.inner);
+    if inner.state.is_none() {
+        inner.ending.get_or_insert(ending);
     }
 }
 
@@ -89,28 +102,38 @@ fn await_final(execution: &Execution) -> Result<ExecStatus> {
 }
 
 /// Kills every process of the execution; it returns well only when that was seen.
-fn kill_tree(agent: &Agent, execution: &Execution) -> Result<()> {
+fn kill_tree(agent: &Agent, execution: &Arc<Execution>) -> Result<()> {
     let tree = lock(&execution.inner).process.as_ref().map(|process| process.tree);
     match tree {
         None => Ok(()),
         Some(Tree::Monitor { pid }) => kill_below_monitor(agent, execution, pid),
-        Some(Tree::Cgroup) => {
-            let Some(cgroup) = agent.control.cgroup() else {
-                return Err(unverifiable(agent, execution, "its cgroup cannot be reached any more"));
-            };
-            let dir = match cgroup.open(execution.id.as_str()) {
-                // Removed already, which is only possible when nothing was in it.
-                Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-                dir => dir.map_err(|cause| unverifiable(agent, execution, &cause.to_string()))?,
-            };
-            kill_cgroup(&cgroup, &dir).map_err(|cause| unverifiable(agent, execution, &cause.to_string()))?;
-            if !cgroup.remove(execution.id.as_str()) {
-                agent.executions.linger(execution.id.as_str());
-                agent.wake.ring();
-            }
-            Ok(())
-        }
+        Some(Tree::Cgroup) => kill_in_cgroup(agent, execution),
     }
+}
+
+fn kill_in_cgroup(agent: &Agent, execution: &Arc<Execution>) -> Result<()> {
+    if agent.executions.is_cgroup_empty(execution) {
+        return Ok(());
+    }
+    let Some(cgroup) = agent.control.cgroup() else {
+        return Err(unverifiable(agent, execution, "its cgroup cannot be reached any more"));
+    };
+    let dir = match cgroup.open(execution.id.as_str()) {
+        // Removed just now by the main thread, which only works when nothing is in it. If that was not
+        // us, its processes may be elsewhere: this may be another cgroup than the one it was started in.
+        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound && agent.executions.is_cgroup_empty(execution) => {
+            return Ok(());
+        }
+        dir => dir.map_err(|cause| unverifiable(agent, execution, &cause.to_string()))?,
+    };
+    kill_cgroup(&cgroup, &dir).map_err(|cause| unverifiable(agent, execution, &cause.to_string()))?;
+    // Nothing gets in there after its start.
+    execution.cgroup_empty.store(true, Ordering::Release);
+    if cgroup.remove(execution.id.as_str()) == Removal::Busy {
+        agent.executions.linger(execution);
+        agent.wake.ring();
+    }
+    Ok(())
 }
 
 fn kill_cgroup(cgroup: &Cgroup, dir: &OwnedFd) -> std::io::Result<()> {
@@ -125,7 +148,7 @@ fn kill_cgroup(cgroup: &Cgroup, dir: &OwnedFd) -> std::io::Result<()> {
     Ok(())
 }
 
-fn kill_cgroup_now(cgroup: &Cgroup, dir: &OwnedFd) -> std::io::Result<()> {
+pub(super) fn kill_cgroup_now(cgroup: &Cgroup, dir: &OwnedFd) -> std::io::Result<()> {
     let at_once = cgroup.kill(dir)?;
     let deadline = Instant::now() + KILL_PATIENCE;
     while is_populated(dir)? {
@@ -164,7 +187,7 @@ fn kill_below_monitor(agent: &Agent, execution: &Execution, monitor: rustix::pro
 }
 
 /// Only the end of the sandbox is proof now, and the supervisor is told so.
-fn unverifiable(agent: &Agent, execution: &Execution, why: &str) -> viv_agent::proto::AgentError {
+pub(super) fn unverifiable(agent: &Agent, execution: &Execution, why: &str) -> viv_agent::proto::AgentError {
     say(&format!("{} cannot be shown to have ended: {why}", execution.id));
     agent.control.report_unverifiable(agent, &format!("execution {}", execution.id));
     error(ErrorCode::Failed, format!("{} cannot be shown to have ended: {why}", execution.id))

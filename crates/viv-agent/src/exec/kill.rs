@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use viv_core::ExecutionId;
 
 use crate::agent::{Agent, lock};
 use crate::error::say;
@@ -23,6 +24,9 @@ pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// A stat line holds a name of at most 64 bytes and some fifty numbers.
 const STAT_BYTES_MAX: usize = 2048;
+
+/// Longest description of a process's cgroups: a path for each of a dozen hierarchies.
+const CGROUP_BYTES_MAX: usize = 64 << 10;
 
 /// One process as it was seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,14 +142,36 @@ pub(crate) fn kill_below(root: Pid) -> io::Result<usize> {
     stop_and_kill(|all| below(all, &[root.as_raw_nonzero().get()]))
 }
 
+/// The cgroup of a process, as one path; the empty one where that cannot be known.
+fn cgroup_of(pid: &str) -> String {
+    let text = std::fs::File::open(format!("/proc/{pid}/cgroup"))
+        .and_then(|file| cgroup::read_text(file.as_fd(), CGROUP_BYTES_MAX))
+        .unwrap_or_default();
+    text.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or_default().to_owned()
+}
+
+/// Whether a cgroup is one that an agent made for an execution, when the agent itself is in `ours`.
+///
+/// Only what the two do not share counts: an agent may run inside an execution of another one.
+fn is_of_execution(theirs: &str, ours: &str) -> bool {
+    let mut ours = ours.split('/');
+    let mut apart = theirs.split('/').skip_while(|part| ours.next() == Some(part));
+    apart.any(|part| part.starts_with(ExecutionId::PREFIX))
+}
+
 /// Kills what was orphaned to us and belongs to no execution that we watch over.
+///
+/// What is in the cgroup of an execution does belong to it, even if its leader is gone.
 pub(crate) fn end_unowned(agent: &Agent) {
     let me = rustix::process::getpid().as_raw_nonzero().get();
+    let ours = cgroup_of("self");
+    let is_kept = |p: &Seen| is_of_execution(&cgroup_of(&p.pid.as_raw_nonzero().to_string()), &ours);
     let deadline = Instant::now() + KILL_PATIENCE;
     loop {
         let owned: Vec<Pid> = lock(&agent.executions.children).keys().copied().collect();
         let found = stop_and_kill(|all| {
-            let roots: Vec<Seen> = all.iter().filter(|p| p.parent == me && !owned.contains(&p.pid)).copied().collect();
+            let is_unowned = |p: &&Seen| p.parent == me && !owned.contains(&p.pid) && !is_kept(p);
+            let roots: Vec<Seen> = all.iter().filter(is_unowned).copied().collect();
             let pids: Vec<i32> = roots.iter().map(|p| p.pid.as_raw_nonzero().get()).collect();
             [roots, below(all, &pids)].concat()
         });
@@ -182,6 +208,19 @@ mod tests {
         let seen = parse_stat(pid, line).unwrap();
         assert_eq!((seen.parent, seen.started, seen.zombie), (3, 4711, true));
         assert_eq!(parse_stat(pid, "7 (a"), None);
+    }
+
+    #[test]
+    fn cgroups_of_executions_are_told() {
+        assert!(is_of_execution("/exe_1", "/"));
+        assert!(is_of_execution("/s/exe_1/deeper", "/s"));
+        assert!(is_of_execution("/s/exe_1", "/s/agent"));
+        assert!(!is_of_execution("/s", "/s"));
+        assert!(!is_of_execution("/", "/"));
+        // The agent itself runs in an execution.
+        assert!(!is_of_execution("/exe_1", "/exe_1"));
+        assert!(is_of_execution("/exe_1/exe_2", "/exe_1"));
+        assert!(!is_of_execution("", ""));
     }
 
     #[test]

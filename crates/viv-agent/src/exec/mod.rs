@@ -13,6 +13,7 @@ pub(crate) mod attach;
 pub(crate) mod cgroup;
 pub(crate) mod child;
 pub(crate) mod end;
+pub(crate) mod handshake;
 pub(crate) mod kill;
 pub(crate) mod monitor;
 pub(crate) mod plan;
@@ -53,6 +54,8 @@ pub(crate) struct Execution {
     pub(crate) written: AtomicU64,
     /// Its standard input.
     pub(crate) input: stdin::Input,
+    /// Whether its cgroup was seen to be empty, or removed, which only works for an empty one.
+    pub(crate) cgroup_empty: AtomicBool,
     inner: Mutex<Inner>,
     changed: Condvar,
     followers: Mutex<Vec<Weak<Follower>>>,
@@ -80,7 +83,8 @@ struct Inner {
 
 /// The processes of an execution.
 pub(crate) struct Process {
-    pub(crate) leader: Arc<OwnedFd>,
+    /// Gone with the leader: an ended execution holds no descriptor.
+    pub(crate) leader: Option<Arc<OwnedFd>>,
     pub(crate) pid: Pid,
     pub(crate) tree: Tree,
 }
@@ -129,6 +133,7 @@ impl Execution {
             started_at_ms: sys::wall_ms(),
             written: AtomicU64::new(0),
             input: stdin::Input::default(),
+            cgroup_empty: AtomicBool::new(false),
             inner: Mutex::new(inner),
             changed: Condvar::new(),
             followers: Mutex::new(Vec::new()),
@@ -167,9 +172,21 @@ impl Execution {
         true
     }
 
-    /// Its command runs. The status is durable before anybody is told.
-    fn set_running(&self, process: Process, terminal: Option<Arc<OwnedFd>>, limit: Option<u64>, oom: Option<u64>) {
+    /// Its command runs. The status is durable before anybody is told. False when it is to be ended already.
+    fn set_running(
+        &self,
+        mut process: Process,
+        terminal: Option<Arc<OwnedFd>>,
+        limit: Option<u64>,
+        oom: Option<u64>,
+    ) -> bool {
         let mut inner = lock(&self.inner);
+        if inner.ending.is_some() {
+            return false;
+        }
+        if inner.leader_exit.is_some() {
+            process.leader = None;
+        }
         inner.process = Some(process);
         inner.terminal = terminal;
         inner.deadline = limit.map(Deadline::after);
@@ -178,13 +195,14 @@ impl Execution {
         inner.state = Some(ExecState::Running);
         drop(inner);
         self.changed.notify_all();
+        true
     }
 
-    /// It never ran.
-    fn set_failed(&self, what: String) {
+    /// It never ran, and this is its final state.
+    fn set_never_ran(&self, state: ExecState) {
         let mut inner = lock(&self.inner);
         inner.ended_at_ms = Some(sys::wall_ms());
-        inner.state = Some(ExecState::Failed { what });
+        inner.state = Some(state);
         self.keep_status(&self.status_of(&inner));
         drop(inner);
         self.changed.notify_all();
@@ -203,6 +221,9 @@ impl Execution {
             return;
         }
         inner.leader_exit = Some(exit);
+        if let Some(process) = &mut inner.process {
+            process.leader = None;
+        }
         let finish = inner.ending.is_none();
         drop(inner);
         self.changed.notify_all();
@@ -282,9 +303,7 @@ impl Execution {
             return Err(invalid(format!("there is no signal {signal}")));
         }
         let mut inner = lock(&self.inner);
-        let Some(leader) =
-            inner.process.as_ref().map(|p| Arc::clone(&p.leader)).filter(|_| inner.leader_exit.is_none())
-        else {
+        let Some(leader) = inner.process.as_ref().and_then(|process| process.leader.clone()) else {
             return Err(error(ErrorCode::Conflict, "the execution has ended"));
         };
         inner.kill_requested |= signal == libc::SIGKILL;

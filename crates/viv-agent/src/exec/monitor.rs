@@ -91,9 +91,13 @@ fn give_up_everything(keeper_id: u32) -> bool {
             return false;
         }
     }
+    // The agent may be the keeper already, in all but this.
+    sys::set_file_ids(keeper_id, keeper_id);
     let none = CapabilitySet::empty();
     let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
-    rustix::thread::set_capabilities(None, sets).is_ok()
+    // Without a keeper this is the id of workloads.
+    let guarded = if keeper_id == 0 { sys::hide_memory() } else { sys::rely_on_id() };
+    rustix::thread::set_capabilities(None, sets).is_ok() && guarded.is_ok()
 }
 
 fn say(message: Message) {

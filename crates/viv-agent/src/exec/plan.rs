@@ -9,11 +9,23 @@ use viv_agent::proto::AgentError;
 use viv_core::exec::ExecSpec;
 
 use crate::agent::Agent;
-use crate::error::invalid;
+use crate::error::{invalid, quoted};
 use crate::exec::user::Account;
 
 /// Where programs are looked for when no environment says so.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Longest argument or variable: the kernel's own limit on one.
+const TEXT_BYTES_MAX: usize = (128 << 10) - 1;
+
+/// Arguments and environment together: half of what the kernel takes by default. Beyond it, it is a file that is wanted.
+const TEXTS_BYTES_MAX: usize = 1 << 20;
+
+/// Directories of a PATH that are looked into. The path of a program is made for each of them, in memory.
+const PATH_DIRS_MAX: usize = 256;
+
+/// Longest name of a file, in every filesystem that matters.
+const NAME_BYTES_MAX: usize = 255;
 
 /// Strings as `execve` wants them.
 pub(crate) struct Strings {
@@ -78,10 +90,11 @@ impl Plan {
             return Err(NoPlan::Invalid(invalid("a variable's name is empty or holds '='")));
         }
         let lines: Vec<String> = env.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        bound(&spec.argv, &lines)?;
         let path = env.get("PATH").map_or(PATH, String::as_str);
         let workdir = spec.cwd.as_deref().unwrap_or(&agent.config.workdir);
         if !workdir.starts_with('/') {
-            return Err(NoPlan::Invalid(invalid(format!("working directory {workdir:?} is not absolute"))));
+            return Err(NoPlan::Invalid(invalid(format!("working directory {} is not absolute", quoted(workdir)))));
         }
         let keeper_id = agent.config.keeper_id;
         let ids = [account.uid, account.gid].into_iter().chain(account.groups.iter().copied());
@@ -108,6 +121,19 @@ impl Plan {
             go: None,
         })
     }
+}
+
+/// Refuses what the kernel would not take, before more is made of it.
+fn bound(argv: &[String], env: &[String]) -> Result<(), NoPlan> {
+    let refuse = |what: String| Err(NoPlan::Invalid(invalid(what)));
+    let lengths = || argv.iter().chain(env).map(String::len);
+    if lengths().any(|length| length > TEXT_BYTES_MAX) {
+        return refuse(format!("an argument or variable is longer than {TEXT_BYTES_MAX} bytes"));
+    }
+    if lengths().sum::<usize>() > TEXTS_BYTES_MAX {
+        return refuse(format!("arguments and environment are longer than {TEXTS_BYTES_MAX} bytes"));
+    }
+    Ok(())
 }
 
 fn text(text: &str, what: &str) -> Result<CString, NoPlan> {
@@ -146,7 +172,11 @@ fn candidates(program: &str, path: &str) -> Vec<String> {
     if program.contains('/') {
         return vec![program.to_owned()];
     }
+    if program.len() > NAME_BYTES_MAX {
+        return Vec::new();
+    }
     path.split(':')
+        .take(PATH_DIRS_MAX)
         .map(|dir| match dir {
             "" => format!("./{program}"),
             dir => format!("{dir}/{program}"),
@@ -162,6 +192,18 @@ mod tests {
     fn programs_are_looked_for_like_execvp_does() {
         assert_eq!(candidates("ls", "/a::/b"), ["/a/ls", "./ls", "/b/ls"]);
         assert_eq!(candidates("./ls", "/a"), ["./ls"]);
+    }
+
+    #[test]
+    fn no_request_makes_more_of_itself_than_it_is() {
+        assert_eq!(candidates("ls", &":".repeat(1 << 20)).len(), PATH_DIRS_MAX);
+        assert!(candidates(&"x".repeat(1 << 20), "/a:/b").is_empty());
+        let is_refused = |argv: &[String], env: &[String]| matches!(bound(argv, env), Err(NoPlan::Invalid(_)));
+        let long = || "x".repeat(TEXT_BYTES_MAX);
+        assert!(!is_refused(&[long()], &[long()]));
+        assert!(is_refused(&["x".to_owned(), long() + "x"], &[]));
+        assert!(is_refused(&[], &[long() + "x"]));
+        assert!(is_refused(&vec![long(); 5], &vec![long(); 5]));
     }
 
     #[test]

@@ -13,21 +13,22 @@ use rustix::pty::OpenptFlags;
 use viv_agent::output::Log;
 use viv_agent::proto::{AgentError, ErrorCode, Fence};
 use viv_core::ExecutionId;
-use viv_core::exec::{ExecSpec, ExecStatus, Stream};
+use viv_core::exec::{ExecSpec, ExecState, ExecStatus, Stream};
 
 use crate::agent::{Agent, lock};
-use crate::error::{Result, error, refused, refused_io, words};
+use crate::error::{Result, error, refused, refused_io, sentence, words};
 use crate::exec::cgroup::Cgroup;
+use crate::exec::handshake::{self, Handshake, KeptBy, Started, Unheard};
 use crate::exec::plan::{NoPlan, Plan};
 use crate::exec::pump::{Entry, Source};
 use crate::exec::stdin::End;
 use crate::exec::table::{Entered, Role};
 use crate::exec::user::{Account, Database};
-use crate::exec::{Execution, Process, Tree, child, monitor, set_size};
+use crate::exec::{Execution, Process, child, monitor, set_size};
 use crate::sys::{self, Cloned};
 
-/// How long a repeated start waits for the first one.
-const START_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a repeated start waits for the first one: until that is done or has been given up.
+const START_PATIENCE: Duration = handshake::PATIENCE.saturating_add(Duration::from_secs(5));
 
 /// Why a command does not run.
 enum NotStarted {
@@ -35,6 +36,19 @@ enum NotStarted {
     Failed(String),
     /// For ours; it can be tried again.
     Refused(AgentError),
+    /// It was cancelled before it ran.
+    Cancelled,
+}
+
+impl From<Unheard> for NotStarted {
+    fn from(unheard: Unheard) -> Self {
+        match unheard {
+            Unheard::Late => {
+                Self::Failed(format!("it could not be started within {} seconds", handshake::PATIENCE.as_secs()))
+            }
+            Unheard::Cancelled => Self::Cancelled,
+        }
+    }
 }
 
 impl From<NoPlan> for NotStarted {
@@ -68,17 +82,20 @@ pub(crate) fn start(agent: &'static Agent, fence: &Fence, id: ExecutionId, spec:
     };
     match launch(agent, &execution, spec) {
         Ok(()) => Ok(execution.status()),
-        Err(NotStarted::Failed(what)) => {
-            execution.set_failed(what);
-            agent.executions.note_ended(agent, &execution.id);
-            Ok(execution.status())
-        }
+        Err(NotStarted::Failed(what)) => Ok(never_ran(agent, &execution, ExecState::Failed { what: sentence(what) })),
+        Err(NotStarted::Cancelled) => Ok(never_ran(agent, &execution, ExecState::Cancelled)),
         Err(NotStarted::Refused(refusal)) => {
-            execution.set_failed(refusal.message.clone());
+            execution.set_never_ran(ExecState::Failed { what: refusal.message.clone() });
             agent.executions.withdraw(&execution);
             Err(refusal)
         }
     }
+}
+
+fn never_ran(agent: &Agent, execution: &Execution, state: ExecState) -> ExecStatus {
+    execution.set_never_ran(state);
+    agent.executions.note_ended(agent, &execution.id);
+    execution.status()
 }
 
 fn digest(spec: &ExecSpec) -> [u64; 2] {
@@ -103,23 +120,31 @@ fn launch(agent: &'static Agent, execution: &Arc<Execution>, spec: &ExecSpec) ->
     plan.report = report_child.as_raw_fd();
     let oom_kills = agent.control.oom_kills();
 
-    let (process, link) = if let Some(cgroup) = agent.control.cgroup() {
-        (spawn_in_cgroup(agent, execution, &plan, &cgroup)?, None)
+    let (started, ties) = if let Some(cgroup) = agent.control.cgroup() {
+        (spawn_in_cgroup(agent, execution, &plan, cgroup)?, None)
     } else {
-        let (process, link) = spawn_below_monitor(agent, execution, &mut plan)?;
-        (process, Some(link))
+        let (started, ties) = spawn_monitor(agent, execution, &mut plan)?;
+        (started, Some(ties))
     };
     // The child's ends must be its alone, or their closing would go unseen.
     drop((report_child, stdio.child));
-    let mut failure = [0; child::REPORT_BYTES];
-    if read_whole(&report, &mut failure) {
-        let workdir = spec.cwd.as_deref().unwrap_or(&agent.config.workdir);
-        let user = spec.user.as_deref().unwrap_or("root");
-        return Err(NotStarted::Failed(child::explain(failure, &spec.argv[0], workdir, user)));
-    }
-
-    execution.input.open(stdio.input);
-    execution.set_running(process, stdio.terminal, spec.limit_ms, oom_kills);
+    let running = await_exec(agent, execution, spec, &started, ties, &report).and_then(|(process, link)| {
+        execution.input.open(stdio.input);
+        if execution.set_running(process, stdio.terminal, spec.limit_ms, oom_kills) {
+            Ok(link)
+        } else {
+            execution.input.close();
+            Err(NotStarted::Cancelled)
+        }
+    });
+    let link = match running {
+        Ok(link) => link,
+        // It may be anywhere before its exec, even if it failed; none of it is left behind.
+        Err(why) => match started.abandon(agent, execution) {
+            Ok(()) => return Err(why),
+            Err(unverifiable) => return Err(NotStarted::Failed(unverifiable.message)),
+        },
+    };
     let mut sources = stdio.sources;
     sources.extend(link.map(|link| Source::link(Arc::new(link))));
     seat.add(Entry::new(Arc::clone(execution), log, sources));
@@ -202,23 +227,39 @@ fn set_nonblocking(fd: &OwnedFd) -> rustix::io::Result<()> {
     rustix::fs::fcntl_setfl(fd, rustix::fs::fcntl_getfl(fd)? | rustix::fs::OFlags::NONBLOCK)
 }
 
-/// Reads a message that is whole or absent.
-fn read_whole(fd: &OwnedFd, message: &mut [u8]) -> bool {
-    loop {
-        match rustix::io::read(fd, &mut *message) {
-            Ok(count) => return count == message.len(),
-            Err(Errno::INTR) => {}
-            Err(_) => return false,
+/// Waits until the child has become its command.
+fn await_exec(
+    agent: &Agent,
+    execution: &Execution,
+    spec: &ExecSpec,
+    started: &Started,
+    ties: Option<Ties>,
+    report: &OwnedFd,
+) -> std::result::Result<(Process, Option<OwnedFd>), NotStarted> {
+    let mut handshake = Handshake::new(execution);
+    let tree = started.tree();
+    let (process, link) = match ties {
+        None => (Process { leader: Some(Arc::clone(&started.pidfd)), pid: started.pid, tree }, None),
+        Some(ties) => {
+            let (pid, leader) = release_leader(&mut handshake, &ties)?;
+            (Process { leader: Some(Arc::new(leader)), pid, tree }, Some(ties.link))
         }
+    };
+    let mut failure = [0; child::REPORT_BYTES];
+    if handshake.hear(report, &mut failure)? {
+        let workdir = spec.cwd.as_deref().unwrap_or(&agent.config.workdir);
+        let user = spec.user.as_deref().unwrap_or("root");
+        return Err(NotStarted::Failed(child::explain(failure, &spec.argv[0], workdir, user)));
     }
+    Ok((process, link))
 }
 
 fn spawn_in_cgroup(
     agent: &Agent,
     execution: &Arc<Execution>,
     plan: &Plan,
-    cgroup: &Cgroup,
-) -> std::result::Result<Process, NotStarted> {
+    cgroup: Arc<Cgroup>,
+) -> std::result::Result<Started, NotStarted> {
     let name = execution.id.as_str();
     let dir = cgroup.make(name).map_err(refuse_io("cgroup of the execution"))?;
     let cloned = {
@@ -226,7 +267,7 @@ fn spawn_in_cgroup(
         clone_registered(agent, execution, Role::Leader, Some(&dir), CommandItself(plan))
     };
     match cloned {
-        Ok((pid, leader)) => Ok(Process { leader: Arc::new(leader), pid, tree: Tree::Cgroup }),
+        Ok((pid, pidfd)) => Ok(Started { pid, pidfd: Arc::new(pidfd), kept_by: KeptBy::Cgroup { cgroup, dir } }),
         Err(cause) => {
             cgroup.remove(name);
             Err(NotStarted::Refused(no_process(&cause)))
@@ -234,11 +275,17 @@ fn spawn_in_cgroup(
     }
 }
 
-fn spawn_below_monitor(
+/// What connects us to a monitor and to the leader below it, which waits to be told to go.
+struct Ties {
+    go: OwnedFd,
+    link: OwnedFd,
+}
+
+fn spawn_monitor(
     agent: &Agent,
     execution: &Arc<Execution>,
     plan: &mut Plan,
-) -> std::result::Result<(Process, OwnedFd), NotStarted> {
+) -> std::result::Result<(Started, Ties), NotStarted> {
     let (go_child, go) = pipe_with(PipeFlags::CLOEXEC).map_err(refuse("pipe"))?;
     let (link, link_child) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
         .map_err(refuse("socket to the monitor"))?;
@@ -246,11 +293,16 @@ fn spawn_below_monitor(
     let plan = &*plan;
     let keeper_id = agent.config.keeper_id;
     let in_child = Monitor { plan, link: link_child.as_raw_fd(), keeper_id };
-    let (monitor_pid, _) = clone_registered(agent, execution, Role::Monitor, None, in_child)
+    let (pid, pidfd) = clone_registered(agent, execution, Role::Monitor, None, in_child)
         .map_err(|cause| NotStarted::Refused(no_process(&cause)))?;
     drop((go_child, link_child));
+    Ok((Started { pid, pidfd: Arc::new(pidfd), kept_by: KeptBy::Monitor }, Ties { go, link }))
+}
+
+/// Waits for the leader to be there, and lets it go on.
+fn release_leader(handshake: &mut Handshake<'_>, ties: &Ties) -> std::result::Result<(Pid, OwnedFd), NotStarted> {
     let mut message = [0; monitor::MESSAGE_BYTES];
-    let leader = match read_whole(&link, &mut message).then(|| monitor::Message::decode(message)) {
+    let leader = match handshake.hear(&ties.link, &mut message)?.then(|| monitor::Message::decode(message)) {
         Some(Some(monitor::Message::Leader(pid))) => Pid::from_raw(pid),
         _ => None,
     };
@@ -258,10 +310,9 @@ fn spawn_below_monitor(
     let pid = leader.ok_or_else(lost)?;
     // The leader waits for us and only the monitor could reap it, so this is it.
     let leader = pidfd_open(pid, PidfdFlags::empty()).map_err(refuse("the first process"))?;
-    rustix::io::write(&go, b"!").map_err(refuse("the first process"))?;
-    set_nonblocking(&link).map_err(refuse("socket to the monitor"))?;
-    let tree = Tree::Monitor { pid: monitor_pid };
-    Ok((Process { leader: Arc::new(leader), pid, tree }, link))
+    rustix::io::write(&ties.go, b"!").map_err(refuse("the first process"))?;
+    set_nonblocking(&ties.link).map_err(refuse("socket to the monitor"))?;
+    Ok((pid, leader))
 }
 
 fn no_process(cause: &std::io::Error) -> AgentError {

@@ -75,6 +75,13 @@ impl From<io::Error> for Stopped {
     }
 }
 
+/// One upload: where it comes from, and whose it is.
+struct Upload<'c> {
+    agent: &'c Agent,
+    conn: &'c Conn,
+    fence: &'c Fence,
+}
+
 /// Takes an upload for a command's input. Bytes before the offset that was
 /// reached already are skipped, so an upload can be repeated after a lost answer.
 pub(crate) fn stdin(
@@ -90,7 +97,7 @@ pub(crate) fn stdin(
         .check(fence)
         .and_then(|()| agent.executions.get(id))
         .map_err(Stopped::Refused)
-        .and_then(|execution| upload(&execution, conn, offset, close));
+        .and_then(|execution| take(&execution, &Upload { agent, conn, fence }, offset, close));
     match uploaded {
         Ok(taken_bytes) => {
             conn.reply(Ok(Answer::Stdin { taken_bytes }))?;
@@ -104,7 +111,7 @@ pub(crate) fn stdin(
     }
 }
 
-fn upload(execution: &Execution, conn: &Conn, offset: u64, close: bool) -> Result<u64, Stopped> {
+fn take(execution: &Execution, upload: &Upload<'_>, offset: u64, close: bool) -> Result<u64, Stopped> {
     let input = &execution.input;
     let _turn = lock(&input.writing);
     let end = lock(&input.end).clone();
@@ -116,7 +123,7 @@ fn upload(execution: &Execution, conn: &Conn, offset: u64, close: bool) -> Resul
     let mut at = offset;
     let mut buf = Vec::new();
     loop {
-        let length = match conn.read_frame(&mut buf)? {
+        let length = match upload.conn.read_frame(&mut buf)? {
             Frame::Data(length) => length,
             Frame::End => break,
             Frame::Json => return Err(Stopped::Refused(invalid("input is sent as data"))),
@@ -124,20 +131,15 @@ fn upload(execution: &Execution, conn: &Conn, offset: u64, close: bool) -> Resul
         let skip = (input.taken_bytes() - at).min(length as u64) as usize;
         if skip < length {
             let end = end.as_deref().ok_or_else(|| Stopped::Refused(no_input(execution)))?;
-            write(input, end, conn, &buf[skip..length])?;
+            write(input, end, upload, &buf[skip..length])?;
         }
         at += length as u64;
     }
     if close {
-        match end.as_deref() {
-            Some(End::Terminal(_)) => {
-                if let Some(end) = end.as_deref() {
-                    send(end, conn, &[END_OF_TRANSMISSION], |_| ())?;
-                }
-            }
-            Some(End::Pipe(_)) | None => {}
+        if let Some(terminal @ End::Terminal(_)) = end.as_deref() {
+            send(terminal, upload, &[END_OF_TRANSMISSION], |_| ())?;
         }
-        input.close();
+        upload.agent.fencing.still(upload.fence, || input.close()).map_err(Stopped::Refused)?;
     }
     Ok(input.taken_bytes())
 }
@@ -150,22 +152,24 @@ fn no_input(execution: &Execution) -> AgentError {
     }
 }
 
-fn write(input: &Input, end: &End, conn: &Conn, data: &[u8]) -> Result<(), Stopped> {
-    send(end, conn, data, |count| {
+fn write(input: &Input, end: &End, upload: &Upload<'_>, data: &[u8]) -> Result<(), Stopped> {
+    send(end, upload, data, |count| {
         input.taken.fetch_add(count as u64, Ordering::AcqRel);
     })
 }
 
-fn send(end: &End, conn: &Conn, mut data: &[u8], mut taken: impl FnMut(usize)) -> Result<(), Stopped> {
+fn send(end: &End, upload: &Upload<'_>, mut data: &[u8], mut taken: impl FnMut(usize)) -> Result<(), Stopped> {
     let mut deadline = Instant::now() + PATIENCE;
     while !data.is_empty() {
-        match rustix::io::write(end.fd(), data) {
+        // Asked for each time, as an upload may take as long as its command likes. The write does not wait.
+        let written = upload.agent.fencing.still(upload.fence, || rustix::io::write(end.fd(), data));
+        match written.map_err(Stopped::Refused)? {
             Ok(count) => {
                 taken(count);
                 data = &data[count..];
                 deadline = Instant::now() + PATIENCE;
             }
-            Err(Errno::AGAIN) => wait_writable(end, conn, deadline)?,
+            Err(Errno::AGAIN) => wait_writable(end, upload.conn, deadline)?,
             Err(Errno::INTR) => {}
             Err(Errno::PIPE | Errno::IO) => {
                 return Err(Stopped::Refused(error(ErrorCode::Conflict, "the command closed its input")));

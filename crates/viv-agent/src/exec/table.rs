@@ -1,6 +1,7 @@
 //! All executions, by id and by process.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use viv_core::exec::{ExecState, ExecStatus};
 use crate::agent::reserve::Work;
 use crate::agent::{Agent, lock, spawn};
 use crate::error::{Result, error, say};
+use crate::exec::cgroup::Removal;
 use crate::exec::end::{self, Ending};
 use crate::exec::{Execution, kill};
 use crate::sys::{self, Exit};
@@ -48,7 +50,7 @@ struct Known {
 /// Cgroups of ended executions, in which something may live on.
 #[derive(Default)]
 struct Lingering {
-    names: Vec<String>,
+    executions: Vec<Arc<Execution>>,
     tries_left: u32,
 }
 
@@ -130,7 +132,7 @@ impl Executions {
             lock(&self.lingering).tries_left = SWEEP_TRIES;
             match owner {
                 Some((execution, Role::Leader)) => {
-                    self.linger(execution.id.as_str());
+                    self.linger(&execution);
                     execution.leader_exited(agent, exit);
                 }
                 Some((execution, Role::Monitor)) => monitor_ended(agent, execution, exit),
@@ -140,12 +142,18 @@ impl Executions {
     }
 
     /// Its cgroup is to be removed as soon as it is empty.
-    pub(crate) fn linger(&self, name: &str) {
+    pub(crate) fn linger(&self, execution: &Arc<Execution>) {
         let mut lingering = lock(&self.lingering);
-        if !lingering.names.iter().any(|other| other == name) {
-            lingering.names.push(name.to_owned());
+        if !lingering.executions.iter().any(|other| Arc::ptr_eq(other, execution)) {
+            lingering.executions.push(Arc::clone(execution));
         }
         lingering.tries_left = SWEEP_TRIES;
+    }
+
+    /// Whether its cgroup is known to be empty for good. Waits for a removal that is being made.
+    pub(crate) fn is_cgroup_empty(&self, execution: &Execution) -> bool {
+        let _lingering = lock(&self.lingering);
+        execution.cgroup_empty.load(Ordering::Acquire)
     }
 
     /// Removes cgroups in which nothing lives any more. Nothing is done
@@ -153,14 +161,22 @@ impl Executions {
     /// kernel takes a moment to see a cgroup empty. Returns when to try again.
     pub(crate) fn sweep_cgroups(&self, agent: &Agent) -> Option<Duration> {
         let mut lingering = lock(&self.lingering);
-        if lingering.tries_left == 0 || lingering.names.is_empty() {
+        if lingering.tries_left == 0 || lingering.executions.is_empty() {
             return None;
         }
         let cgroup = agent.control.cgroup()?;
-        lingering.names.retain(|name| !cgroup.remove(name));
+        lingering.executions.retain(|execution| match cgroup.remove(execution.id.as_str()) {
+            Removal::Removed => {
+                // Under the lock, so that whoever misses the cgroup learns why.
+                execution.cgroup_empty.store(true, Ordering::Release);
+                false
+            }
+            Removal::Absent => false,
+            Removal::Busy => true,
+        });
         lingering.tries_left -= 1;
         let next = Duration::from_millis(2 << (SWEEP_TRIES - lingering.tries_left));
-        (!lingering.names.is_empty() && lingering.tries_left > 0).then_some(next)
+        (!lingering.executions.is_empty() && lingering.tries_left > 0).then_some(next)
     }
 
     /// The clocks of executions stood still.
@@ -168,6 +184,15 @@ impl Executions {
         for execution in self.all() {
             if let Some(deadline) = &mut lock(&execution.inner).deadline {
                 deadline.postpone(by_ms);
+            }
+        }
+    }
+
+    /// The clocks of executions stood still while the supervisor was away, or since an execution started.
+    pub(crate) fn postpone_deadlines_away(&self, away_ms: u64) {
+        for execution in self.all() {
+            if let Some(deadline) = &mut lock(&execution.inner).deadline {
+                deadline.postpone(away_ms.min(deadline.age_ms()));
             }
         }
     }

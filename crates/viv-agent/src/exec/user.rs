@@ -6,6 +6,8 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 
+use crate::error::quoted;
+
 /// More than any real user database; the rest is not read.
 const DATABASE_BYTES_MAX: u64 = 4 << 20;
 
@@ -55,7 +57,7 @@ impl Database {
                 home: if uid == 0 { "/root" } else { "/" }.to_owned(),
                 shell: "/bin/sh".to_owned(),
             },
-            (None, Err(_)) => return Err(format!("no such user: {user:?}")),
+            (None, Err(_)) => return Err(format!("no such user: {}", quoted(user))),
         };
         match group {
             // As with other tools, naming a group means: only this one.
@@ -89,7 +91,7 @@ impl Database {
         let line = self.group_lines().find(|(name, ..)| *name == group);
         match (line, group.parse()) {
             (Some((_, gid, _)), _) | (None, Ok(gid)) => Ok(gid),
-            (None, Err(_)) => Err(format!("no such group: {group:?}")),
+            (None, Err(_)) => Err(format!("no such group: {}", quoted(group))),
         }
     }
 

@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use viv_core::file::{FileKind, FileStat};
 
 use crate::agent::Agent;
-use crate::error::{Result, invalid, refused};
+use crate::error::{Result, invalid, quoted, refused};
 
 /// The kernel's own limit on a path.
 const PATH_BYTES_MAX: usize = 4095;
@@ -42,7 +42,7 @@ const DIR: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC)
 /// Checks the form of a path from outside.
 fn check(path: &str) -> Result<()> {
     if !path.starts_with('/') {
-        return Err(invalid(format!("{path:?} is not an absolute path")));
+        return Err(invalid(format!("{} is not an absolute path", quoted(path))));
     }
     if path.contains('\0') {
         return Err(invalid("a path holds a NUL"));
@@ -81,7 +81,7 @@ fn place(agent: &Agent, path: &str, parents: Parents) -> Result<Place> {
         return Err(invalid("the root itself cannot be changed"));
     };
     if matches!(name, "." | "..") {
-        return Err(invalid(format!("{path:?} does not end in a name")));
+        return Err(invalid(format!("{} does not end in a name", quoted(path))));
     }
     let dir = match openat2(&agent.places.root, rooted(parent), DIR, Mode::empty(), IN_ROOT) {
         Ok(dir) => dir,
@@ -145,7 +145,7 @@ fn guard(agent: &Agent, dir: &OwnedFd, path: &str) -> Result<()> {
     };
     match look() {
         Ok(false) => Ok(()),
-        Ok(true) => Err(invalid(format!("{path:?} belongs to the sandbox itself"))),
+        Ok(true) => Err(invalid(format!("{} belongs to the sandbox itself", quoted(path)))),
         Err(errno) => Err(refused(path, errno)),
     }
 }

@@ -11,7 +11,7 @@ use viv_core::file::FileKind;
 use crate::agent::Agent;
 use crate::agent::serve::Next;
 use crate::conn::Conn;
-use crate::error::{Result, error, invalid, refused, refused_io};
+use crate::error::{Result, error, invalid, quoted, refused, refused_io};
 use crate::files;
 
 /// Read and sent at once: a quarter of the largest frame, since every connection may have one.
@@ -62,7 +62,7 @@ fn open(agent: &Agent, path: &str) -> Result<(File, viv_core::file::FileStat)> {
 fn require_file(path: &str, stat: &rustix::fs::Stat) -> Result<()> {
     match files::kind_of(stat) {
         FileKind::File => Ok(()),
-        FileKind::Dir => Err(error(ErrorCode::Conflict, format!("{path:?} is a directory"))),
-        FileKind::Symlink | FileKind::Other => Err(invalid(format!("{path:?} is not a regular file"))),
+        FileKind::Dir => Err(error(ErrorCode::Conflict, format!("{} is a directory", quoted(path)))),
+        FileKind::Symlink | FileKind::Other => Err(invalid(format!("{} is not a regular file", quoted(path)))),
     }
 }

@@ -25,7 +25,7 @@ use viv_core::file::{ArchiveBounds, Unpacked};
 use crate::agent::Agent;
 use crate::agent::serve::Next;
 use crate::conn::{Conn, Frame};
-use crate::error::{Result, error, invalid, refused};
+use crate::error::{Result, error, invalid, quoted, refused};
 use crate::files::write::Draft;
 use crate::files::{self, DIR, Place, change};
 
@@ -105,7 +105,8 @@ pub(crate) fn put(agent: &Agent, conn: &Conn, fence: &Fence, path: &str, bounds:
     };
     let meter = Meter::default();
     let home = agent.places.home.as_ref().and_then(|home| fstat(home).ok()).map(|stat| (stat.st_dev, stat.st_ino));
-    let unpacking = Unpacking { destination, home, bounds, meter: &meter, done: Unpacked { entries: 0, bytes: 0 } };
+    let done = Unpacked { entries: 0, bytes: 0 };
+    let unpacking = Unpacking { agent, fence, destination, home, bounds, meter: &meter, done };
     let mut archive = Archive::new(Upload { conn, meter: &meter, buf: Vec::new(), from: 0, to: 0 });
     let result = unpacking.run(&mut archive);
     match result {
@@ -138,6 +139,9 @@ fn open_destination(agent: &Agent, path: &str) -> Result<OwnedFd> {
 }
 
 struct Unpacking<'m> {
+    agent: &'m Agent,
+    /// Whose upload this is: asked for again with each change, since uploads are long.
+    fence: &'m Fence,
     destination: OwnedFd,
     home: Option<(u64, u64)>,
     bounds: ArchiveBounds,
@@ -172,6 +176,7 @@ impl Unpacking<'_> {
         if kind == EntryType::XGlobalHeader {
             return Ok(());
         }
+        self.agent.fencing.check(self.fence)?;
         let names = names(&path)?;
         let shown = String::from_utf8_lossy(&path);
         let Some((name, parents)) = names.split_last() else {
@@ -187,18 +192,23 @@ impl Unpacking<'_> {
             EntryType::Symlink => {
                 let target = entry.link_name_bytes().unwrap_or_default().into_owned();
                 if target.is_empty() || target.contains(&0) {
-                    return Err(invalid(format!("{shown:?} links to nothing")));
+                    return Err(invalid(format!("{} links to nothing", quoted(&shown))));
                 }
-                clear(&place).map_err(fail)?;
-                symlinkat(OsStr::from_bytes(&target), &place.dir, &place.name).map_err(fail)?;
+                let make = || symlinkat(OsStr::from_bytes(&target), &place.dir, &place.name);
+                self.still(|| clear(&place).and_then(|()| make()))?.map_err(fail)?;
                 let (uid, gid) = owner(entry, &shown)?;
                 forgive(chownat(&place.dir, &place.name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW))
                     .map_err(fail)
                     .map(drop)
             }
             EntryType::Link => self.link(entry, &place, &shown),
-            _ => Err(invalid(format!("{shown:?} is neither file, directory nor link"))),
+            _ => Err(invalid(format!("{} is neither file, directory nor link", quoted(&shown)))),
         }
+    }
+
+    /// Makes one change, if the sender of the upload may still make any.
+    fn still<T>(&self, change: impl FnOnce() -> T) -> Result<T> {
+        self.agent.fencing.still(self.fence, change)
     }
 
     /// Opens the directory of an entry, through real directories only, making those that are missing.
@@ -207,7 +217,7 @@ impl Unpacking<'_> {
         for name in parents {
             let open = || openat(&dir, *name, DIR | OFlags::NOFOLLOW, Mode::empty());
             let next = match open() {
-                Err(Errno::NOENT) => match mkdirat(&dir, *name, Mode::from_raw_mode(0o755)) {
+                Err(Errno::NOENT) => match self.still(|| mkdirat(&dir, *name, Mode::from_raw_mode(0o755)))? {
                     Ok(()) | Err(Errno::EXIST) => open(),
                     Err(errno) => Err(errno),
                 },
@@ -215,7 +225,7 @@ impl Unpacking<'_> {
             };
             dir = match next {
                 Err(Errno::NOTDIR | Errno::LOOP) => {
-                    return Err(invalid(format!("{shown:?} leads through something that is no directory")));
+                    return Err(invalid(format!("{} leads through something that is no directory", quoted(shown))));
                 }
                 next => next.map_err(|errno| refused(shown, errno))?,
             };
@@ -228,7 +238,7 @@ impl Unpacking<'_> {
     fn spare_home(&self, dir: &OwnedFd, shown: &str) -> Result<()> {
         let stat = fstat(dir).map_err(|errno| refused(shown, errno))?;
         if self.home == Some((stat.st_dev, stat.st_ino)) {
-            return Err(invalid(format!("{shown:?} belongs to the sandbox itself")));
+            return Err(invalid(format!("{} belongs to the sandbox itself", quoted(shown))));
         }
         Ok(())
     }
@@ -237,7 +247,7 @@ impl Unpacking<'_> {
         let mut draft = Draft::create(place).map_err(|errno| refused(shown, errno))?;
         let mut buf = vec![0; files::read::PIECE_BYTES];
         loop {
-            let count = entry.read(&mut buf).map_err(|cause| invalid(format!("{shown:?}: {cause}")))?;
+            let count = entry.read(&mut buf).map_err(|cause| invalid(format!("{}: {cause}", quoted(shown))))?;
             if count == 0 {
                 break;
             }
@@ -253,41 +263,41 @@ impl Unpacking<'_> {
         }
         let file = draft.file.try_clone().map_err(|cause| crate::error::refused_io(shown, &cause))?;
         settle(entry, &file.into(), shown)?;
-        draft.keep().map_err(|errno| refused(shown, errno))
+        self.still(|| draft.keep())?.map_err(|errno| refused(shown, errno))
     }
 
     fn make_dir(&self, entry: &Entry<'_, Upload<'_>>, place: &Place, shown: &str) -> Result<()> {
-        match mkdirat(&place.dir, &place.name, Mode::from_raw_mode(0o755)) {
+        match self.still(|| mkdirat(&place.dir, &place.name, Mode::from_raw_mode(0o755)))? {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => return Err(refused(shown, errno)),
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let dir = openat(&place.dir, &place.name, flags, Mode::empty()).map_err(|errno| refused(shown, errno))?;
         self.spare_home(&dir, shown)?;
-        settle(entry, &dir, shown)
+        self.still(|| settle(entry, &dir, shown))?
     }
 
     fn link(&self, entry: &Entry<'_, Upload<'_>>, place: &Place, shown: &str) -> Result<()> {
         let target = entry.link_name_bytes().unwrap_or_default().into_owned();
         let names = names(&target)?;
         let Some((name, parents)) = names.split_last() else {
-            return Err(invalid(format!("{shown:?} links to nothing")));
+            return Err(invalid(format!("{} links to nothing", quoted(shown))));
         };
         let dir = self.descend(parents, shown)?;
         let fail = |errno| refused(shown, errno);
         let stat = statat(&dir, *name, AtFlags::SYMLINK_NOFOLLOW).map_err(fail)?;
         // A symbolic link would point elsewhere from its second place.
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(invalid(format!("{shown:?} links to something that is no file")));
+            return Err(invalid(format!("{} links to something that is no file", quoted(shown))));
         }
-        clear(place).map_err(fail)?;
-        linkat(&dir, *name, &place.dir, &place.name, AtFlags::empty()).map_err(fail)
+        let make = || linkat(&dir, *name, &place.dir, &place.name, AtFlags::empty());
+        self.still(|| clear(place).and_then(|()| make()))?.map_err(fail)
     }
 }
 
 /// The names of a path below the destination.
 fn names(path: &[u8]) -> Result<Vec<&OsStr>> {
-    let refuse = |why: &str| invalid(format!("{:?} {why}", String::from_utf8_lossy(path)));
+    let refuse = |why: &str| invalid(format!("{} {why}", quoted(&String::from_utf8_lossy(path))));
     if path.starts_with(b"/") {
         return Err(refuse("is an absolute path"));
     }
@@ -318,7 +328,7 @@ fn owner(entry: &Entry<'_, Upload<'_>>, shown: &str) -> Result<(Uid, Gid)> {
             return Ok(0);
         }
         let id = id.ok().and_then(|id| u32::try_from(id).ok()).filter(|&id| id != u32::MAX);
-        id.ok_or_else(|| invalid(format!("{shown:?} has an owner that cannot be")))
+        id.ok_or_else(|| invalid(format!("{} has an owner that cannot be", quoted(shown))))
     };
     let old = header.as_old();
     Ok((Uid::from_raw(id(old.uid, header.uid())?), Gid::from_raw(id(old.gid, header.gid())?)))
@@ -338,7 +348,7 @@ fn settle(entry: &Entry<'_, Upload<'_>>, file: &OwnedFd, shown: &str) -> Result<
     let fail = |errno| refused(shown, errno);
     let (uid, gid) = owner(entry, shown)?;
     let owned = forgive(fchown(file, Some(uid), Some(gid))).map_err(fail)?;
-    let mode = entry.header().mode().map_err(|cause| invalid(format!("{shown:?}: {cause}")))?;
+    let mode = entry.header().mode().map_err(|cause| invalid(format!("{}: {cause}", quoted(shown))))?;
     // Set-id bits without their owner would be somebody else's.
     let mask = if owned { 0o7777 } else { 0o1777 };
     fchmod(file, Mode::from_raw_mode(mode & mask)).map_err(fail)?;

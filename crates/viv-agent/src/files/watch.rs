@@ -17,7 +17,7 @@ use viv_core::file::{WatchEvent, WatchKind};
 use crate::agent::Agent;
 use crate::agent::serve::Next;
 use crate::conn::Conn;
-use crate::error::{Result, invalid, refused, refused_io};
+use crate::error::{Result, invalid, quoted, refused, refused_io};
 use crate::files::{self, BENEATH};
 
 /// Most directories in one watch; each costs the kernel about a kilobyte.
@@ -88,7 +88,7 @@ impl Watch {
     fn begin(agent: &Agent, path: &str, recursive: bool) -> Result<Self> {
         let base = match files::open(agent, path, OFlags::RDONLY | OFlags::DIRECTORY) {
             Err(refusal) if refusal.message.ends_with(&crate::error::words(Errno::NOTDIR)) => {
-                return Err(invalid(format!("{path:?} is not a directory")));
+                return Err(invalid(format!("{} is not a directory", quoted(path))));
             }
             base => base?,
         };

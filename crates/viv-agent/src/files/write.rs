@@ -15,7 +15,7 @@ use viv_core::file::FileStat;
 use crate::agent::Agent;
 use crate::agent::serve::Next;
 use crate::conn::{Conn, Frame};
-use crate::error::{Result, invalid, refused, refused_io};
+use crate::error::{Result, invalid, quoted, refused, refused_io};
 use crate::exec::user::Database;
 use crate::files::{self, Parents, Place};
 
@@ -94,7 +94,7 @@ pub(crate) fn write(
         conn.reply(Err(refusal))?;
         return Ok(Next::Close);
     }
-    conn.reply(finish(draft, path).map(Answer::Stat))?;
+    conn.reply(finish(agent, fence, draft, path).map(Answer::Stat))?;
     Ok(Next::Request)
 }
 
@@ -103,7 +103,7 @@ fn begin(agent: &Agent, path: &str, mode: Option<u32>, user: Option<&str>) -> Re
         return Err(invalid("a mode has at most four octal digits"));
     }
     if path.ends_with('/') {
-        return Err(invalid(format!("{path:?} names a directory")));
+        return Err(invalid(format!("{} names a directory", quoted(path))));
     }
     let owner = match user {
         Some(_) => {
@@ -130,8 +130,8 @@ fn begin(agent: &Agent, path: &str, mode: Option<u32>, user: Option<&str>) -> Re
     Ok(draft)
 }
 
-fn finish(draft: Draft, path: &str) -> Result<FileStat> {
+fn finish(agent: &Agent, fence: &Fence, draft: Draft, path: &str) -> Result<FileStat> {
     let stat = fstat(&draft.file).map_err(|errno| refused(path, errno))?;
-    draft.keep().map_err(|errno| refused(path, errno))?;
+    agent.fencing.still(fence, || draft.keep())?.map_err(|errno| refused(path, errno))?;
     Ok(files::describe(&stat, None))
 }

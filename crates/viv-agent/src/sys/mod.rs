@@ -6,7 +6,10 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::process::{Pid, WaitOptions};
-use rustix::thread::{CapabilitySet, CapabilitySets};
+
+mod ids;
+
+pub(crate) use ids::{FileIds, become_keeper, drop_capabilities, set_file_ids};
 
 /// `libc` has it as a `c_int`, in which it is zero.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
@@ -54,49 +57,6 @@ pub(crate) unsafe fn clone_process(cgroup: Option<BorrowedFd<'_>>) -> io::Result
 pub(crate) fn exit_now(code: c_int) -> ! {
     // SAFETY: it only ends the process; nothing of ours needs to run before.
     unsafe { libc::_exit(code) }
-}
-
-/// Sets this thread's ids for file access, and puts them back when dropped.
-///
-/// Architecture invariant: the main thread never does this. It would clear its
-/// parent-death signal.
-pub(crate) struct FileIds {
-    before: Option<(u32, u32)>,
-}
-
-impl FileIds {
-    /// Takes the keeper's id; nothing happens where there is no keeper.
-    pub(crate) fn of_keeper(keeper_id: u32) -> io::Result<Self> {
-        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-        if keeper_id == uid {
-            return Ok(Self { before: None });
-        }
-        set_file_ids(keeper_id, keeper_id);
-        // These calls do not report failure; the value before, which they do report, must now be ours.
-        if set_file_ids(keeper_id, keeper_id) != (keeper_id, keeper_id) {
-            set_file_ids(uid, gid);
-            return Err(io::Error::from_raw_os_error(libc::EPERM));
-        }
-        Ok(Self { before: Some((uid, gid)) })
-    }
-}
-
-impl Drop for FileIds {
-    fn drop(&mut self) {
-        if let Some((uid, gid)) = self.before {
-            set_file_ids(uid, gid);
-        }
-    }
-}
-
-/// Sets the ids for file access of this thread; returns the ones before.
-pub(crate) fn set_file_ids(uid: u32, gid: u32) -> (u32, u32) {
-    // SAFETY: plain numbers; the raw calls change only the calling thread.
-    unsafe {
-        let gid = libc::syscall(libc::SYS_setfsgid, gid);
-        let uid = libc::syscall(libc::SYS_setfsuid, uid);
-        (uid as u32, gid as u32)
-    }
 }
 
 /// Blocks every signal in this thread and in those that it starts.
@@ -221,25 +181,33 @@ pub(crate) fn loopback_up() -> io::Result<()> {
     Ok(())
 }
 
-/// Gives up capabilities for good, in this thread and in those that it starts.
-pub(crate) fn drop_capabilities(gone: CapabilitySet) -> io::Result<()> {
-    let held = rustix::thread::capabilities(None)?;
-    if !held.permitted.intersects(gone) {
-        return Ok(());
-    }
-    for capability in gone.iter() {
-        // Only while SETPCAP is held; without it the workloads' own dropping fails loudly.
-        match rustix::thread::remove_capability_from_bounding_set(capability) {
-            Ok(()) | Err(rustix::io::Errno::PERM) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    let sets = CapabilitySets {
-        effective: held.effective - gone,
-        permitted: held.permitted - gone,
-        inheritable: held.inheritable - gone,
-    };
-    Ok(rustix::thread::set_capabilities(None, sets)?)
+/// Keeps other processes out of this one's memory and descriptors, whatever
+/// their ids, and of its copies until they exec. Async-signal-safe.
+///
+/// To be called again after every change of ids, with which the kernel sets this anew.
+pub(crate) fn hide_memory() -> io::Result<()> {
+    Ok(rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?)
+}
+
+/// The opposite of [`hide_memory`], for a process with an id that no workload has. Async-signal-safe.
+///
+/// The kernel gives what is in `/proc` of a hidden process to root, who then may
+/// write what asks for nothing else: `oom_score_adj`, so that we would be the first to be killed.
+/// In `/proc` of one that is not hidden everything is its own, and others' ids open nothing.
+pub(crate) fn rely_on_id() -> io::Result<()> {
+    Ok(rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::Dumpable)?)
+}
+
+/// Replaces the session keyring, which is inherited from whoever started us,
+/// by a new and empty one. Async-signal-safe.
+///
+/// It fails where the kernel or a filter has no keyrings to offer, and then there is nothing to be kept apart;
+/// or when this id has used up its share of keys.
+pub(crate) fn leave_session_keyring() -> io::Result<()> {
+    let no_name = std::ptr::null::<std::ffi::c_char>();
+    // SAFETY: a null name is allowed and asks for a keyring without one.
+    let result = unsafe { libc::syscall(libc::SYS_keyctl, libc::KEYCTL_JOIN_SESSION_KEYRING, no_name) };
+    if result >= 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Descriptors 0 to 2 are always something, so that no other descriptor ever gets one of these numbers.
@@ -289,4 +257,27 @@ pub(crate) fn take_terminal() -> io::Result<()> {
 pub(crate) fn unshare_workdir() -> io::Result<()> {
     // SAFETY: only the file-system attributes of this thread are set apart; no descriptor or memory is touched.
     if unsafe { libc::unshare(libc::CLONE_FS) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn session_keyring() -> i64 {
+        // SAFETY: plain numbers: the id of the session keyring (-3), which is not to be created.
+        unsafe { libc::syscall(libc::SYS_keyctl, libc::KEYCTL_GET_KEYRING_ID, -3, 0) }
+    }
+
+    #[test]
+    fn a_session_keyring_is_left() {
+        // Credentials are a thread's own, so nothing else is touched.
+        let join = std::thread::spawn(|| {
+            let before = session_keyring();
+            match leave_session_keyring() {
+                Ok(()) => assert_ne!(before, session_keyring()),
+                Err(cause) => assert_ne!(cause.raw_os_error(), Some(libc::EINVAL)),
+            }
+        });
+        join.join().unwrap();
+    }
 }

@@ -78,7 +78,25 @@ impl TestAgent {
         agent
     }
 
+    /// As PID 1 of namespaces of its own; needs root. Its pid here is that of the program that made these.
+    pub(crate) fn start_as_init(killing: Killing) -> Self {
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--kill-child", "--mount-proc", env!("CARGO_BIN_EXE_viv-agent")]);
+        let mut agent = Self::start_by(command, |_| ());
+        agent.cgroup = (killing == Killing::Cgroup).then(|| agent.make_cgroup());
+        if let (Some(cgroup), [init]) = (&agent.cgroup, agent.descendants().as_slice()) {
+            std::fs::write(cgroup.join("cgroup.procs"), init.to_string()).unwrap();
+        }
+        let descriptors: Vec<_> = agent.cgroup.iter().map(|path| (Descriptor::Cgroup, open_dir(path))).collect();
+        agent.take_control(descriptors).unwrap();
+        agent
+    }
+
     pub(crate) fn start_without_control(change: impl FnOnce(&mut AgentConfig)) -> Self {
+        Self::start_by(Command::new(env!("CARGO_BIN_EXE_viv-agent")), change)
+    }
+
+    fn start_by(mut command: Command, change: impl FnOnce(&mut AgentConfig)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let run = dir.path().join("home/run");
         std::fs::create_dir_all(&run).unwrap();
@@ -94,7 +112,7 @@ impl TestAgent {
         };
         change(&mut config);
         std::fs::write(run.join(CONFIG), serde_json::to_vec(&config).unwrap()).unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_viv-agent"))
+        let child = command
             .args(["--home".as_ref(), dir.path().join("home").as_os_str()])
             .args(["--root".as_ref(), dir.path().join("root").as_os_str()])
             .stdin(Stdio::null())
@@ -107,7 +125,7 @@ impl TestAgent {
     }
 
     /// The agent must live in it: the kernel wants the right to write in the common ancestor too.
-    fn make_cgroup(&self) -> PathBuf {
+    pub(crate) fn make_cgroup(&self) -> PathBuf {
         let name = format!("viv-test-agent-{}-{}", std::process::id(), unique());
         let path = cgroup_root().expect("a cgroup filesystem").join(name);
         std::fs::create_dir(&path).unwrap();
@@ -229,16 +247,21 @@ impl Drop for TestAgent {
             let _ = self.child.wait();
         }
         if let Some(cgroup) = &self.cgroup {
-            let deadline = Instant::now() + Duration::from_secs(6);
-            while std::fs::exists(cgroup).unwrap_or(false) && Instant::now() < deadline {
-                let _ = std::fs::write(cgroup.join("cgroup.kill"), "1");
-                for entry in std::fs::read_dir(cgroup).into_iter().flatten().flatten() {
-                    let _ = std::fs::remove_dir(entry.path());
-                }
-                let _ = std::fs::remove_dir(cgroup);
-                std::thread::sleep(Duration::from_millis(2));
-            }
+            remove_cgroup(cgroup);
         }
+    }
+}
+
+/// Removes a cgroup and everything in it.
+pub(crate) fn remove_cgroup(cgroup: &Path) {
+    let deadline = Instant::now() + Duration::from_secs(6);
+    while std::fs::exists(cgroup).unwrap_or(false) && Instant::now() < deadline {
+        let _ = std::fs::write(cgroup.join("cgroup.kill"), "1");
+        for entry in std::fs::read_dir(cgroup).into_iter().flatten().flatten() {
+            let _ = std::fs::remove_dir(entry.path());
+        }
+        let _ = std::fs::remove_dir(cgroup);
+        std::thread::sleep(Duration::from_millis(2));
     }
 }
 
