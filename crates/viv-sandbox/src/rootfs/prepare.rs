@@ -109,3 +109,35 @@ fn open_folder(at: impl AsFd, path: &Path, resolve: ResolveFlags) -> io::Result<
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(openat2(at, path, flags, Mode::empty(), resolve)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+    use rustix::thread::UnshareFlags;
+
+    use super::*;
+
+    #[test]
+    #[expect(unsafe_code, reason = "a mount namespace of its own for this thread")]
+    fn a_root_that_came_up_read_only_is_noticed() {
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!("mounting takes root");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().to_owned();
+        let probed = std::thread::spawn(move || {
+            // SAFETY: only this thread's view of mounts changes, and it ends here.
+            unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::FS) }.unwrap();
+            mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE).unwrap();
+            let ids = IdRange { base: 0x2000_0000, count: IdRange::COUNT };
+            let probe = |flags, options| {
+                mount("none", &path, "tmpfs", flags, Some(options)).unwrap();
+                probe_writable(&path, ids).map_err(|error| error.to_string())
+            };
+            (probe(MountFlags::empty(), c"mode=0777"), probe(MountFlags::RDONLY, c"mode=0777"))
+        });
+        let (writable, read_only) = probed.join().unwrap();
+        assert_eq!(writable, Ok(()));
+        assert!(read_only.is_err_and(|why| why.contains("read-only")));
+    }
+}
