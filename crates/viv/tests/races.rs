@@ -28,8 +28,9 @@ async fn l5_either_extended_and_alive_or_expired_and_gone() {
     let mut tally = Tally::default();
     for round in 0..RACES / AT_ONCE {
         let races = (0..AT_ONCE).map(|lane| {
-            // Spread around the deadline, so that both outcomes and the moment between them are met.
-            let extend_at_ms = DEADLINE_MS - 6 + (round * AT_ONCE + lane) % 12;
+            // Spread around the deadline, more before it than after since asking takes its time too, so that both
+            // outcomes and the moment between them are met.
+            let extend_at_ms = DEADLINE_MS - 24 + (round * AT_ONCE + lane) % 30;
             race(&ground, extend_at_ms)
         });
         for extended in futures_all(races).await {
