@@ -127,8 +127,10 @@ async fn t7_a_record_that_cannot_be_read_is_neither_hidden_nor_immortal() {
 #[tokio::test]
 async fn l20_a_full_disk_can_be_emptied_by_destroying() {
     if !support::is_in_namespace() {
-        let small = "mount -t tmpfs -o size=48m none /tmp";
-        return support::again_in_namespace("l20_a_full_disk_can_be_emptied_by_destroying", small);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().display();
+        let small = format!("mount -t tmpfs -o size=48m none {path}\nexport TMPDIR={path}");
+        return support::again_in_namespace("l20_a_full_disk_can_be_emptied_by_destroying", &small);
     }
     let ground = Ground::new();
     let sandbox = ground.create(Duration::from_secs(600)).await;

@@ -79,6 +79,7 @@ async fn l5_the_deadline_holds_with_a_stopped_agent() {
     let sandbox = ground.create(Duration::from_secs(2)).await;
     let agent = sandbox.agent_pid();
     kill(agent, Signal::STOP);
+    assert_eq!(sandbox.state().await, InstanceState::Running, "status asks the shim and not the agent");
     eventually_within(Duration::from_secs(2) + ON_TIME, "it is gone on time", || !is_alive(agent));
     let ended = ground.provider.wait_end(&sandbox.instance()).await.unwrap();
     assert_eq!(ended.cause, EndCause::Expired);
