@@ -302,6 +302,28 @@ async fn x6_a_command_killed_for_memory_is_told_from_one_killed_by_hand() {
     ground.assert_nothing_left();
 }
 
+#[tokio::test]
+async fn x6_an_agent_killed_for_memory_is_told_from_one_killed_by_hand() {
+    let ground = Ground::new();
+    let mut spec = viv_provider::InstanceSpec::host(600_000);
+    spec.limits.memory_bytes = Some(64 << 20);
+    let sandbox = ground.create_from(spec).await;
+    let eat = "until [ -e /workspace/go ]; do sleep 0.02; done; \
+               while :; do for i in 1 2 3 4; do tail -n 1 /dev/zero & done; wait; done";
+    sandbox.start(eat).await;
+    // The kernel would choose one that eats; for once it shall choose PID 1 (incident 4), which it does when none
+    // of the others has all of the memory.
+    std::fs::write(format!("/proc/{}/oom_score_adj", sandbox.agent_pid()), "1000").unwrap();
+    let go = viv_provider::FileWrite { path: "/workspace/go".to_owned(), ..Default::default() };
+    // The agent may be gone before it answers.
+    let _ = ground.provider.file_write(&mutation(1, 1), &sandbox.id, &go, Box::new(tokio::io::empty())).await;
+    let ended = tokio::time::timeout(SOON, ground.provider.wait_end(&sandbox.instance())).await.unwrap().unwrap();
+    assert_eq!(ended.cause, EndCause::OomKilled);
+    eventually("nothing runs", || ground.processes().is_empty());
+    sandbox.destroy().await;
+    ground.assert_nothing_left();
+}
+
 /// A late reader gets all that was kept although everything outside and inside has died.
 #[tokio::test]
 async fn x2_output_is_read_after_everything_died() {

@@ -120,6 +120,26 @@ impl Ground {
     }
 }
 
+/// A test that fails leaves its sandboxes; they are not left to the next one.
+impl Drop for Ground {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for pid in self.processes() {
+                kill(pid, rustix::process::Signal::KILL);
+            }
+            let until = Instant::now() + SOON;
+            while !self.cgroups().is_empty() && Instant::now() < until {
+                for cgroup in self.cgroups() {
+                    for below in fs::read_dir(&cgroup).into_iter().flatten().flatten() {
+                        let _ = fs::remove_dir(below.path());
+                    }
+                    let _ = fs::remove_dir(cgroup);
+                }
+            }
+        }
+    }
+}
+
 /// A sandbox on some ground, at generation 1 with token 1.
 pub struct Sandbox<'g> {
     pub ground: &'g Ground,
