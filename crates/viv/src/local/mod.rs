@@ -30,7 +30,7 @@ pub(crate) struct Args {
     /// Name of our cgroup
     #[arg(long, env = "VIV_CGROUP_PREFIX", default_value = "vivarium", global = true, hide = true)]
     cgroup_prefix: String,
-    /// OCI runtime to use instead of the embedded one: runc, crun, runsc
+    /// OCI runtime binary to use instead of the embedded one, such as runc
     #[arg(long, env = "VIV_RUNTIME", global = true)]
     runtime: Option<PathBuf>,
     #[command(subcommand)]
