@@ -89,13 +89,20 @@ pub struct AgentConfig {
     pub ended_executions_max: usize,
 }
 
+impl AgentConfig {
+    /// A long build's log fits; a thousand runaway commands do not fill a disk.
+    pub const OUTPUT_BYTES_MAX: u64 = 64 << 20;
+
+    /// A day's work of an agent.
+    pub const ENDED_EXECUTIONS_MAX: usize = 512;
+}
+
 fn default_output_bytes_max() -> u64 {
-    // A long build's log fits; a thousand runaway commands do not fill a disk.
-    64 << 20
+    AgentConfig::OUTPUT_BYTES_MAX
 }
 
 fn default_ended_max() -> usize {
-    512
+    AgentConfig::ENDED_EXECUTIONS_MAX
 }
 
 /// Goes with every change.

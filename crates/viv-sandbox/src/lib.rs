@@ -30,6 +30,7 @@ mod rootfs;
 pub mod runtime;
 pub mod shim;
 mod sys;
+mod wait;
 
 pub use local::{LocalConfig, LocalProvider, OpenError};
 pub use rootfs::IdRange;

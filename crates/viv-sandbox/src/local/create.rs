@@ -2,14 +2,12 @@
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, BufRead, BufReader, Read};
-use std::os::fd::AsFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, flock};
 use viv_core::{OwnerMark, SandboxId};
 use viv_provider::{
@@ -24,6 +22,7 @@ use crate::layout::{DataDir, InstanceDir, InstanceRecord};
 use crate::process;
 use crate::rootfs::RootPlan;
 use crate::shim::proto::{LINE_BYTES_MAX, Started};
+use crate::wait::readable_within;
 
 /// What stands before the name of a folder that is being filled.
 const NEW: &str = ".new-";
@@ -219,10 +218,10 @@ impl LocalProvider {
             .process_group(0)
             .spawn()?;
         let stdout = child.stdout.take().expect("piped");
-        let until = Instant::now() + Duration::from_millis(record.create_budget_ms) + GRACE;
+        let patience = Duration::from_millis(record.create_budget_ms) + GRACE;
         let mut line = Vec::new();
         let mut stdout = BufReader::new(stdout);
-        let answers = readable_until(stdout.get_ref(), until)?;
+        let answers = readable_within(stdout.get_ref(), patience)?;
         if !answers {
             let _ = child.kill();
         }
@@ -269,12 +268,6 @@ pub(super) fn remove_abandoned(data: &DataDir, fences: &Fences) {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
-}
-
-fn readable_until(fd: impl AsFd, until: Instant) -> io::Result<bool> {
-    let left = until.saturating_duration_since(Instant::now());
-    let left = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: i64::from(left.subsec_nanos()) };
-    Ok(poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&left))? > 0)
 }
 
 fn directory(path: &str) -> Result<std::path::PathBuf> {

@@ -2,14 +2,13 @@
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, chown};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, waitpid};
 use viv_agent::proto::{AgentConfig, CONFIG, Descriptor, EXECUTIONS, Identity, PROTOCOL, SOCKET};
 
@@ -24,6 +23,7 @@ use crate::durable;
 use crate::layout::{InstanceDir, InstanceRecord};
 use crate::rootfs::{self, Contents, RootError, Stage};
 use crate::sys::clone::{Forked, die_with, exit_now, fork};
+use crate::wait::readable_within;
 
 /// How much of the runtime's complaint is passed on.
 const COMPLAINT_BYTES_MAX: u64 = 2048;
@@ -146,8 +146,8 @@ fn prepare_run(dir: &InstanceDir, record: &InstanceRecord, identity: &Identity) 
         env: record.spec.env.clone(),
         workdir: record.spec.workdir.clone(),
         keeper_id: record.ids.keeper_inside(),
-        output_bytes_max: OUTPUT_BYTES_MAX,
-        ended_executions_max: ENDED_EXECUTIONS_MAX,
+        output_bytes_max: AgentConfig::OUTPUT_BYTES_MAX,
+        ended_executions_max: AgentConfig::ENDED_EXECUTIONS_MAX,
     };
     let run = dir.run();
     DirBuilder::new().mode(0o700).create(&run)?;
@@ -158,12 +158,6 @@ fn prepare_run(dir: &InstanceDir, record: &InstanceRecord, identity: &Identity) 
     }
     Ok(())
 }
-
-/// A long build's log fits; a thousand runaway commands do not fill a disk.
-const OUTPUT_BYTES_MAX: u64 = 64 << 20;
-
-/// A day's work of an agent.
-const ENDED_EXECUTIONS_MAX: usize = 512;
 
 fn start_container(
     dir: &InstanceDir,
@@ -224,17 +218,6 @@ fn wait_until(child: Pid, until: Instant) -> io::Result<Option<i32>> {
     }
     let (_, status) = waitpid(Some(child), WaitOptions::empty())?.ok_or(io::ErrorKind::NotFound)?;
     Ok(Some(status.as_raw()))
-}
-
-/// Whether a descriptor becomes readable in time.
-pub(super) fn readable_within(fd: &OwnedFd, within: Duration) -> io::Result<bool> {
-    let within = Timespec { tv_sec: within.as_secs().cast_signed(), tv_nsec: i64::from(within.subsec_nanos()) };
-    loop {
-        match poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&within)) {
-            Err(rustix::io::Errno::INTR) => {}
-            result => return Ok(result? > 0),
-        }
-    }
 }
 
 /// What the runtime wrote to the log.

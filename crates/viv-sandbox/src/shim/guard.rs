@@ -18,12 +18,12 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_se
 use viv_core::EndCause;
 use viv_provider::Ended;
 
-use super::create::readable_within;
 use super::deadline::now_wall_ms;
 use crate::cgroup::InstanceCgroups;
 use crate::durable;
 use crate::layout::InstanceDir;
 use crate::sys::clone::{Forked, close_all_but, exit_now, fork};
+use crate::wait::readable_within;
 
 /// How long one attempt to kill may take; there is another one after it.
 const KILL_WITHIN: Duration = Duration::from_secs(5);

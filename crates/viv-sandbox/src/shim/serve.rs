@@ -14,13 +14,14 @@ use viv_provider::{Deadline, DeadlineChange, InstanceState, Mutation};
 
 use super::agent::{ControlConnection, FromAgent};
 use super::clients::Clients;
-use super::create::{Parts, readable_within};
+use super::create::Parts;
 use super::deadline::{DeadlineKeeper, Passed, now_boot_ms};
 use super::guard::Guard;
 use super::proto::{ShimError, ShimReply, ShimRequest, ShimStatus};
 use super::record_identity;
 use crate::cgroup::InstanceCgroups;
 use crate::layout::{InstanceDir, InstanceRecord};
+use crate::wait::readable_within;
 
 /// Freezing is a matter of a millisecond; a task that cannot be stopped for this long is a finding.
 const FREEZE_WITHIN: Duration = Duration::from_secs(2);
