@@ -36,12 +36,14 @@ unit: ## all tests
 deny: ## licences, sources and duplicate crates
 	$(CARGO) deny --all-features check --hide-inclusion-graph licenses bans sources
 
-bench: ## memory of an idle sandbox and time of the basic verbs
+bench: ## memory of an idle sandbox, time of the basic verbs, cost of saving
+	@scripts/prepare test
 	$(CARGO) build --release --package viv --locked
-	$(CARGO) bench --package viv --bench idle --locked
+	$(CARGO) bench --package viv --bench idle --bench layers --locked
 
-soak: ## the leak test, longer: CYCLES=5000 make soak
-	VIV_LEAK_CYCLES=$${CYCLES:-3000} $(CARGO) nextest run --release --package viv --test leaks --locked
+soak: ## the leak and crash tests, longer: CYCLES=5000 make soak
+	VIV_LEAK_CYCLES=$${CYCLES:-3000} VIV_CRASHES=$${CYCLES:-3000} \
+		$(CARGO) nextest run --release --package viv --test leaks --test crashes --locked
 
 clean: ## remove what was built
 	$(CARGO) clean

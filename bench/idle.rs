@@ -9,9 +9,13 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use viv_core::exec::{ExecSpec, OutputEvent};
-use viv_core::{ExecutionId, FencingToken, Generation, OperationId, OwnerMark, SandboxId};
-use viv_provider::{InstanceRef, InstanceSpec, Mutation, Provider};
+use viv_core::{ExecutionId, Generation, OwnerMark, SandboxId};
+use viv_provider::{InstanceRef, InstanceSpec, Provider};
 use viv_sandbox::{LocalConfig, LocalProvider};
+
+mod common;
+
+use common::{fresh, median, mutation, ratio, show, timed};
 
 /// Idle sandboxes at once, for the shared part to show.
 const IDLE: usize = 20;
@@ -151,34 +155,4 @@ fn runc(folder: &Path) -> Option<(Duration, Duration)> {
         whole.push(run + started.elapsed());
     }
     Some((median(whole), median(execs)))
-}
-
-async fn timed<T, E: std::fmt::Debug>(work: impl Future<Output = Result<T, E>>) -> Duration {
-    let started = Instant::now();
-    work.await.unwrap();
-    started.elapsed()
-}
-
-fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort_unstable();
-    times[times.len() / 2]
-}
-
-fn show(time: Duration) -> String {
-    format!("{:7.2} ms", time.as_secs_f64() * 1000.0)
-}
-
-fn ratio(ours: Duration, theirs: Duration) -> f64 {
-    ours.as_secs_f64() / theirs.as_secs_f64()
-}
-
-fn mutation() -> Mutation {
-    let operation = OperationId::from_bytes(fresh());
-    Mutation { operation, generation: Generation::FIRST, token: FencingToken(1), budget_ms: 30_000 }
-}
-
-fn fresh() -> [u8; 16] {
-    let mut bytes = [0; 16];
-    rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty()).unwrap();
-    bytes
 }

@@ -12,6 +12,8 @@ pub enum EndCause {
     Destroyed,
     /// Its hard deadline passed (L5).
     Expired,
+    /// It was ended to be saved (L8).
+    Saved,
     /// PID 1 ended by itself with a code.
     Exited {
         /// Its exit code.
@@ -48,6 +50,7 @@ impl EndCause {
         match self {
             Self::Destroyed => "destroyed",
             Self::Expired => "expired",
+            Self::Saved => "saved",
             Self::Exited { .. } => "exited",
             Self::Signalled { .. } => "signalled",
             Self::OomKilled => "oom_killed",
@@ -69,6 +72,7 @@ impl fmt::Display for EndCause {
             Self::CreateFailed { what } => write!(f, "could not be created: {what}"),
             Self::Destroyed
             | Self::Expired
+            | Self::Saved
             | Self::OomKilled
             | Self::AgentLost
             | Self::SupervisorLost

@@ -43,7 +43,7 @@ pub enum Capability {
     LimitProcesses,
     /// Limit the use of disk.
     LimitDisk,
-    /// Report live figures.
+    /// Report live figures, and what is on disk.
     Usage,
     /// Prove by a kernel object, not by looking around, that a process tree is gone.
     ProvenKill,

@@ -235,18 +235,24 @@ pub struct PageRequest {
 }
 
 /// A part of a listing.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Page {
-    /// The instances.
-    pub items: Vec<Listed>,
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Page<T = Listed> {
+    /// What is listed.
+    pub items: Vec<T>,
     /// Where to go on; `None` at the end.
     pub next: Option<String>,
-    /// What could not be looked at. When this is not empty, an instance that
-    /// is not listed may well exist (T7).
+    /// What could not be looked at. When this is not empty, something that is
+    /// not listed may well exist (T7).
     pub unreadable: Vec<String>,
 }
 
-impl Page {
+impl<T> Default for Page<T> {
+    fn default() -> Self {
+        Self { items: Vec::new(), next: None, unreadable: Vec::new() }
+    }
+}
+
+impl<T> Page<T> {
     /// Whether something could not be looked at.
     pub fn is_partial(&self) -> bool {
         !self.unreadable.is_empty()
@@ -258,21 +264,80 @@ impl Page {
 pub struct SaveRequest {
     /// The id of the snapshot to be.
     pub snapshot: SnapshotId,
-    /// Whether the instance runs on. Otherwise its processes are ended first.
+    /// Whether the instance runs on. Otherwise it is ended first.
     pub live: bool,
     /// Whether memory is to be saved too.
     pub memory: bool,
 }
 
-/// A saved filesystem.
+/// A saved filesystem: what is true of it for ever.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// Its id.
     pub id: SnapshotId,
     /// Of which instance.
     pub source: InstanceRef,
-    /// Its size.
+    /// Whose.
+    pub owner: OwnerMark,
+    /// The snapshot that its instance was made from; it may be gone since.
+    pub parent: Option<SnapshotId>,
+    /// All that it holds beyond its image.
     pub size_bytes: u64,
     /// Whether it holds memory.
     pub memory: bool,
+    /// Whether its instance ran on.
+    pub live: bool,
+    /// Wall time, for display.
+    pub created_at_ms: u64,
+    /// What it cost to make.
+    pub cost: SaveCost,
+}
+
+/// Where the time of a save went.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SaveCost {
+    /// Writing out what was not on disk yet: in proportion to what was dirty, not to what was saved.
+    pub flush_us: u64,
+    /// How long a running instance got no processor.
+    pub paused_us: u64,
+    /// Everything, checks included.
+    pub total_us: u64,
+    /// Bytes that had to be copied; none where layers are sealed or cloned.
+    pub copied_bytes: u64,
+}
+
+/// Whether a snapshot still is what was saved (L10).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Integrity {
+    /// Its structure was checked before it was acknowledged; its content is still being hashed.
+    Pending,
+    /// Its content was hashed, and is as it was.
+    Verified,
+    /// It is not what was saved, and is not restored.
+    Damaged,
+}
+
+/// A snapshot as it was seen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotSeen {
+    /// What it is.
+    pub snapshot: Snapshot,
+    /// Whether it is whole.
+    pub integrity: Integrity,
+    /// What removing it would free: the rest is shared with others.
+    pub own_bytes: u64,
+    /// Instances that were made from it and are still there, alive or ended.
+    pub used_by: Vec<InstanceRef>,
+}
+
+/// What an instance has on disk.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskUsage {
+    /// Its alone: what destroying it frees.
+    pub own_bytes: u64,
+    /// Of images, snapshots and other instances, and there once for all of them.
+    pub shared_bytes: u64,
+    /// What it may have beyond its image.
+    pub limit_bytes: Option<u64>,
 }

@@ -27,7 +27,8 @@ pub mod sim;
 pub use capability::{Capabilities, Capability};
 pub use error::ProviderError;
 pub use instance::{
-    Deadline, DeadlineChange, Ended, Image, InstanceRef, InstanceSpec, InstanceState, Listed, Mutation, Observation,
-    ObservedVia, Page, PageRequest, ResourceLimits, SaveRequest, Snapshot, Usage,
+    Deadline, DeadlineChange, DiskUsage, Ended, Image, InstanceRef, InstanceSpec, InstanceState, Integrity, Listed,
+    Mutation, Observation, ObservedVia, Page, PageRequest, ResourceLimits, SaveCost, SaveRequest, Snapshot,
+    SnapshotSeen, Usage,
 };
 pub use provider::{ByteReader, Dialled, FileWrite, OutputStream, Provider, WatchStream};

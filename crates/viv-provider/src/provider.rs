@@ -9,8 +9,8 @@ use viv_core::{ExecutionId, OwnerMark, SandboxId, SnapshotId};
 use crate::capability::Capabilities;
 use crate::error::ProviderError;
 use crate::instance::{
-    Deadline, DeadlineChange, Ended, InstanceRef, InstanceSpec, Mutation, Observation, Page, PageRequest, SaveRequest,
-    Snapshot,
+    Deadline, DeadlineChange, DiskUsage, Ended, InstanceRef, InstanceSpec, Mutation, Observation, Page, PageRequest,
+    SaveRequest, Snapshot, SnapshotSeen,
 };
 
 type Result<T> = std::result::Result<T, ProviderError>;
@@ -54,7 +54,8 @@ pub struct FileWrite {
 /// - A method that takes a [`Mutation`] refuses an older fencing token than
 ///   the highest seen for that sandbox ([`ProviderError::Fenced`]) and another
 ///   generation than the current one ([`ProviderError::StaleGeneration`]),
-///   also after the instance was destroyed and made again.
+///   also after the instance was destroyed and made again. Only
+///   [`Provider::remove_snapshot`] asks for no generation.
 /// - Refusals come in this order: `Unsupported` (not declared), `Fenced`,
 ///   `StaleGeneration`, `Absent` (this generation was destroyed, or the
 ///   sandbox never was), `NotRunning` or `Expired`, and then what is wrong
@@ -107,9 +108,10 @@ pub trait Provider: Send + Sync {
     /// cause. `Absent` when there never was one.
     async fn wait_end(&self, instance: &InstanceRef) -> Result<Ended>;
 
-    /// Ends everything in the instance, proves it, and removes every trace.
-    /// Answers the same when there is nothing any more, or never was: also
-    /// then the generation is fenced, so that a create on its way comes too late.
+    /// Ends everything in the instance, proves it, and removes every trace but
+    /// its snapshots, which others may have been made from (L11). Answers the
+    /// same when there is nothing any more, or never was: also then the
+    /// generation is fenced, so that a create on its way comes too late.
     async fn destroy(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()>;
 
     /// Moves the hard deadline: a compare-and-set at its arbiter, durable
@@ -125,15 +127,49 @@ pub trait Provider: Send + Sync {
     /// Gives the processors back; to what runs, it answers the same.
     async fn thaw(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()>;
 
-    /// Saves the filesystem. When it is not live, running executions become
-    /// `Lost` first, and an instance that ended can still be saved. A used
-    /// snapshot id is a `Conflict` for another operation. Where neither is
-    /// declared, memory is what is missed first.
+    /// Saves the filesystem, and answers when it is on disk and was checked (L10).
+    ///
+    /// A live one is of one moment, as if the power had failed then without
+    /// losing a write; what runs runs on, what is frozen stays so, and what
+    /// ended is `NotRunning`. When it is not live, everything in the instance
+    /// is ended first, also in a frozen one: it is `Ended` as saved from then
+    /// on, with its executions `Lost`. One that ended by itself can still be
+    /// saved so and keeps its cause, and what was saved so can be saved again.
+    /// A save that fails keeps the filesystem for the next try.
+    ///
+    /// A used snapshot id is a `Conflict` for another operation; one that was
+    /// removed is for every operation, also the one that saved it. Where
+    /// neither is declared, memory is what is missed first.
     async fn save(&self, mutation: &Mutation, sandbox: &SandboxId, request: &SaveRequest) -> Result<Snapshot>;
 
-    /// Makes an instance of `mutation.generation` from a snapshot; otherwise
-    /// like [`Provider::create`]. With memory, executions run on under their
-    /// ids; without, there are none.
+    /// Looks at a snapshot; `NotFound` when there is none. Where no kind of
+    /// save is declared, this and the next two are `Unsupported`, and
+    /// [`crate::Capability::SaveStopped`] is what is missed.
+    async fn snapshot(&self, snapshot: &SnapshotId) -> Result<SnapshotSeen>;
+
+    /// Lists the snapshots that carry this mark: each once over all pages.
+    /// They outlive the instances that they are of.
+    async fn snapshots(&self, owner: &OwnerMark, page: PageRequest) -> Result<Page<SnapshotSeen>>;
+
+    /// Removes a snapshot of this sandbox, and what nothing else needs of it.
+    ///
+    /// The token is checked at the sandbox's fence; the generation is not,
+    /// since snapshots belong to none, and the sandbox need not have an
+    /// instance. `Conflict` when it is another sandbox's, and while an instance
+    /// that was made from it is there, alive or ended; the one that it is of
+    /// is not in the way. Answers the same when it is gone, or never was: a
+    /// save on its way comes too late. Snapshots that were made from it keep
+    /// all that they hold, and its id as their parent.
+    async fn remove_snapshot(&self, mutation: &Mutation, sandbox: &SandboxId, snapshot: &SnapshotId) -> Result<()>;
+
+    /// What an instance has on disk, alive or ended. It may have to be counted, so it is not part of a look.
+    async fn disk_usage(&self, instance: &InstanceRef) -> Result<DiskUsage>;
+
+    /// Makes an instance of `mutation.generation` from a snapshot, whichever
+    /// sandbox that is of; otherwise like [`Provider::create`]. The snapshot
+    /// says what it is made of, so the spec's image is not looked at. With
+    /// memory, executions run on under their ids; without, there are none.
+    /// `NotFound` without such a snapshot, `Failed` when it is damaged.
     async fn restore(
         &self,
         mutation: &Mutation,
@@ -143,8 +179,11 @@ pub trait Provider: Send + Sync {
         snapshot: &SnapshotId,
     ) -> Result<Observation>;
 
-    /// Makes an instance of another sandbox from a living one, which runs on.
-    /// The mutation is the new sandbox's.
+    /// Makes an instance of another sandbox from a living one, which runs on;
+    /// otherwise like [`Provider::create`]. The mutation is the new sandbox's.
+    /// It begins with the files of one moment and no executions. It counts as
+    /// made from the snapshot that its source was made from, if any. A source
+    /// that ended is `NotRunning`, one that is not there `Absent`.
     async fn fork(
         &self,
         mutation: &Mutation,
@@ -237,7 +276,8 @@ pub trait Provider: Send + Sync {
     ) -> Result<ByteReader>;
 
     /// Replaces a file as a whole, in one step. `Conflict` when a directory is
-    /// there, or a file is in the way.
+    /// there, or a file is in the way; `Exhausted` when there is no room, and
+    /// then nothing of it takes any.
     async fn file_write(
         &self,
         mutation: &Mutation,

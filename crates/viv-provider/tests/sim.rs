@@ -1,4 +1,4 @@
-//! The conformance suite on the provider in memory: with everything declared, and with nothing.
+//! The conformance suite on the provider in memory: with everything declared, with nothing, and with a part of it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -66,5 +66,14 @@ mod bare {
     use super::*;
     viv_provider::conformance_tests!(SimWorld::new(|clock| {
         SimProvider::with_capabilities(clock, Capabilities::default())
+    }));
+}
+
+mod modest {
+    use super::*;
+    use viv_provider::Capability;
+    viv_provider::conformance_tests!(SimWorld::new(|clock| {
+        let some = [Capability::HardDeadline, Capability::SaveStopped, Capability::Restore, Capability::Usage];
+        SimProvider::with_capabilities(clock, some.into_iter().fold(Capabilities::default(), Capabilities::with))
     }));
 }

@@ -16,9 +16,18 @@ pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     write_beside(path, content, true)
 }
 
-/// [`replace`] for a value.
+/// [`replace`] for a value. One that could not be read again is not written.
 pub(crate) fn replace_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
-    replace(path, &serde_json::to_vec(value)?)
+    replace_json_within(path, value, READ_BYTES_MAX)
+}
+
+/// The same for values that are read with [`read_json_within`].
+pub(crate) fn replace_json_within(path: &Path, value: &impl Serialize, bytes_max: u64) -> io::Result<()> {
+    let text = serde_json::to_vec(value)?;
+    if text.len() as u64 > bytes_max {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "this is more than a record may hold"));
+    }
+    replace(path, &text)
 }
 
 /// Replaces in one step, without waiting for the disk: for what a power cut makes worthless anyway.
@@ -48,6 +57,14 @@ pub(crate) fn replace_json_from_reserve(path: &Path, value: &impl Serialize, res
     }
 }
 
+/// Whether a file is one that [`replace`] had not finished when its process was killed.
+pub(crate) fn is_half_written(name: &std::ffi::OsStr) -> bool {
+    let Some(name) = name.to_str().and_then(|name| name.strip_prefix('.')) else { return false };
+    let mut parts = name.rsplitn(3, '.');
+    let is_number = |part: Option<&str>| part.is_some_and(|part| part.parse::<u64>().is_ok());
+    is_number(parts.next()) && is_number(parts.next()) && parts.next().is_some_and(|name| !name.is_empty())
+}
+
 fn write_beside(path: &Path, content: &[u8], sync: bool) -> io::Result<()> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let folder = path.parent().expect("a file has a folder");
@@ -71,11 +88,40 @@ fn write_beside(path: &Path, content: &[u8], sync: bool) -> io::Result<()> {
 
 /// Reads a value; `None` when there is no such file.
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
+    read_json_within(path, READ_BYTES_MAX)
+}
+
+/// The same for files that may be longer.
+pub(crate) fn read_json_within<T: DeserializeOwned>(path: &Path, bytes_max: u64) -> io::Result<Option<T>> {
     let mut text = Vec::new();
     match File::open(path) {
-        Ok(file) => file.take(READ_BYTES_MAX).read_to_end(&mut text)?,
+        Ok(file) => file.take(bytes_max).read_to_end(&mut text)?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
     Ok(Some(serde_json::from_slice(&text)?))
+}
+
+/// Moves a file or folder in one step, on disk before it answers.
+pub(crate) fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    fs::rename(from, to)?;
+    let folder = to.parent().expect("what is renamed has a folder");
+    File::open(folder)?.sync_all()?;
+    match from.parent() {
+        Some(before) if before != folder => File::open(before)?.sync_all(),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_half_written_is_known() {
+        assert!(is_half_written(".snp_01.json.1627.4".as_ref()));
+        for other in ["snp_01.json", ".lock", ".1.2", "a.1.2", ".json.x.1"] {
+            assert!(!is_half_written(other.as_ref()), "{other}");
+        }
+    }
 }

@@ -6,17 +6,16 @@
 //! Fences are removed by the retention of tombstones, never by a destroy.
 
 use std::fs::{self, File};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use viv_core::{FencingToken, Generation, SandboxId};
 use viv_provider::{Ended, Mutation, ProviderError};
 
 use crate::durable;
+use crate::lock::lock_bucket;
 
 /// Locks are shared by sandboxes, so that their number is bounded.
 const LOCKS: u64 = 64;
@@ -26,7 +25,6 @@ const RESERVE: &str = ".reserve";
 
 /// A process that holds a lock for this long is stopped or stuck, and delays others no longer (J7).
 const LOCK_WITHIN: Duration = Duration::from_secs(10);
-const LOCK_EVERY: Duration = Duration::from_micros(500);
 
 /// What is known about a sandbox for ever.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,20 +67,7 @@ impl Fences {
     /// Takes the lock and reads. Waits while another holds it, which nobody
     /// does for longer than a write to disk unless it was stopped.
     pub(crate) fn lock(&self, sandbox: &SandboxId) -> io::Result<LockedFence> {
-        let mut hasher = DefaultHasher::new();
-        sandbox.hash(&mut hasher);
-        let lock = self.folder.join(format!(".lock-{:02}", hasher.finish() % LOCKS));
-        let lock = File::options().create(true).append(true).open(lock)?;
-        let until = Instant::now() + LOCK_WITHIN;
-        while let Err(error) = flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            if error != rustix::io::Errno::WOULDBLOCK {
-                return Err(error.into());
-            }
-            if Instant::now() >= until {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "another process holds it and does not let go"));
-            }
-            std::thread::sleep(LOCK_EVERY);
-        }
+        let lock = lock_bucket(&self.folder, sandbox.as_str(), LOCKS, LOCK_WITHIN)?;
         let path = self.folder.join(format!("{sandbox}.json"));
         let fence = durable::read_json(&path)?;
         Ok(LockedFence { path, reserve: self.folder.join(RESERVE), fence, _lock: lock })
@@ -131,6 +116,14 @@ impl LockedFence {
             if mutation.generation < fence.generation {
                 return Err(ProviderError::StaleGeneration { asked: mutation.generation, current: fence.generation });
             }
+        }
+        self.raise(mutation)
+    }
+
+    /// Admits a change of what outlives instances, raising the token.
+    pub(crate) fn admit_any_generation(&mut self, mutation: &Mutation) -> Result<(), ProviderError> {
+        if let Some(fence) = &self.fence {
+            check_token(fence, mutation)?;
         }
         self.raise(mutation)
     }

@@ -9,10 +9,11 @@
 //!       shim.json  shim.sock  shim.log
 //!       deadline.json  exit.json
 //!       run/                       /.vivarium/run inside: socket, executions, output
-//!       layers/                    writable layers of the root
+//!       sealed.json                which layer its writable one became, when it was saved
 //!       bundle/  runtime/          OCI bundle, state of the OCI runtime
 //!     trash/                       instances on their way out
-//!     agent/  images/
+//!     agent/  host/
+//!     layers/ …                    what they are made of: see `store`
 //! ```
 
 use std::fs::File;
@@ -21,12 +22,13 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use viv_core::{FencingToken, Generation, OperationId, OwnerMark, SandboxId};
+use viv_core::{FencingToken, Generation, OperationId, OwnerMark, SandboxId, SnapshotId};
 use viv_provider::{InstanceRef, InstanceSpec};
 
 use crate::durable;
 use crate::rootfs::{IdRange, RootPlan};
 use crate::runtime::Runtime;
+use crate::store::plan::MadeOf;
 
 /// The data folder of a local provider.
 #[derive(Debug, Clone)]
@@ -53,8 +55,41 @@ impl DataDir {
         self.0.join("agent")
     }
 
+    /// What is made of the machine's own userland.
+    pub(crate) fn host(&self) -> PathBuf {
+        self.0.join("host")
+    }
+
     pub(crate) fn images(&self) -> PathBuf {
         self.0.join("images")
+    }
+
+    pub(crate) fn snapshots(&self) -> PathBuf {
+        self.0.join("snapshots")
+    }
+
+    pub(crate) fn downloads(&self) -> PathBuf {
+        self.0.join("downloads")
+    }
+
+    pub(crate) fn layers(&self) -> PathBuf {
+        self.0.join("layers")
+    }
+
+    pub(crate) fn pool(&self) -> PathBuf {
+        self.0.join("pool.btrfs")
+    }
+
+    pub(crate) fn store(&self) -> PathBuf {
+        self.0.join("store.json")
+    }
+
+    pub(crate) fn store_gate(&self) -> PathBuf {
+        self.0.join("store.gate")
+    }
+
+    pub(crate) fn store_lock(&self) -> PathBuf {
+        self.0.join("store.lock")
     }
 
     pub(crate) fn instance(&self, sandbox: &SandboxId) -> InstanceDir {
@@ -93,7 +128,8 @@ impl InstanceDir {
         exit = "exit.json",
         reserve = ".reserve",
         run = "run",
-        layers = "layers",
+        sealed = "sealed.json",
+        saving = "save.lock",
         bundle = "bundle",
         runtime = "runtime",
     }
@@ -149,11 +185,26 @@ pub(crate) struct InstanceRecord {
     pub(crate) boot_id: String,
     pub(crate) runtime: Runtime,
     pub(crate) ids: IdRange,
-    pub(crate) root: RootPlan,
+    /// `None` in one that an older version made; those cannot be saved.
+    #[serde(default)]
+    pub(crate) made: Option<Made>,
     pub(crate) agent: PathBuf,
     /// Below every cgroup hierarchy; the instance's own cgroup is a child of it.
     pub(crate) cgroup_prefix: String,
     pub(crate) create_budget_ms: u64,
+}
+
+/// What an instance is made of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Made {
+    pub(crate) of: MadeOf,
+    pub(crate) plan: RootPlan,
+    /// The snapshot that it, or what it was forked from, was made from.
+    pub(crate) parent: Option<SnapshotId>,
+    /// Whether it is made of an image alone, so that nobody inside has changed anything yet.
+    pub(crate) fresh: bool,
+    /// What its writable layer may hold, where the layer's filesystem can be told.
+    pub(crate) limit_bytes: Option<u64>,
 }
 
 impl InstanceRecord {

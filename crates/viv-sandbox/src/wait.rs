@@ -18,3 +18,8 @@ pub(crate) fn readable_within(fd: impl AsFd, within: Duration) -> io::Result<boo
         }
     }
 }
+
+/// Microseconds since some moment.
+pub(crate) fn elapsed_us(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX)
+}

@@ -4,7 +4,11 @@
 //! before the verb is known. `shim` and `oci-run` need a process with one thread.
 #![forbid(unsafe_code)]
 
+mod doctor;
+mod image;
 mod local;
+mod place;
+mod text;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -25,6 +29,10 @@ struct Cli {
 enum Verb {
     /// Sandboxes on this machine, without a daemon
     Local(local::Args),
+    /// What sandboxes are made of
+    Image(image::Args),
+    /// What this machine can do, and why it cannot do the rest
+    Doctor(doctor::Args),
     /// Hold one instance (started by the local provider, not by hand)
     #[command(hide = true)]
     Shim {
@@ -57,6 +65,8 @@ fn main() -> ExitCode {
                 .map_err(anyhow::Error::new)
         }
         Verb::Local(args) => local::run(args),
+        Verb::Image(args) => image::run(args),
+        Verb::Doctor(args) => doctor::run(args),
     };
     outcome.unwrap_or_else(|error| {
         // A reader that went away, as in `viv … | head`, is not a failure.

@@ -15,3 +15,9 @@ mod runc {
 
     viv_provider::conformance_tests!(LocalWorld(Ground::with_runtime(Runtime::Binary("runc".into()))));
 }
+
+mod btrfs {
+    use crate::support::{Ground, LocalWorld};
+
+    viv_provider::conformance_tests!(LocalWorld(Ground::on_btrfs()));
+}

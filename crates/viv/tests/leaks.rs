@@ -8,11 +8,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::process::Signal;
-use support::{Ground, eventually, kill, mutation, pids, sh};
+use support::{Chance, Ground, eventually, kill, mutation, pids, sh};
 use viv_core::{ExecutionId, OwnerMark, SandboxId};
 use viv_provider::{InstanceRef, InstanceSpec, PageRequest, Provider};
 use viv_sandbox::cgroup::Layout;
@@ -101,29 +101,10 @@ fn walk(folder: &Path, found: &mut BTreeSet<PathBuf>) {
     }
 }
 
-/// Chance that can be repeated: the seed is printed.
-#[derive(Clone)]
-struct Chance(Arc<AtomicU64>);
-
-impl Chance {
-    fn below(&self, bound: u64) -> u64 {
-        // SplitMix64.
-        let mut x = self.0.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (x ^ (x >> 31)) % bound
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn p8_after_the_storm_nothing_is_left() {
     let cycles = std::env::var("VIV_LEAK_CYCLES").ok().and_then(|text| text.parse().ok()).unwrap_or(CYCLES);
-    let seed = std::env::var("VIV_LEAK_SEED")
-        .ok()
-        .and_then(|text| text.parse().ok())
-        .unwrap_or_else(|| u64::from_be_bytes(support::fresh_bytes()[8..].try_into().unwrap()));
-    eprintln!("VIV_LEAK_SEED={seed}");
-    let chance = Chance(Arc::new(AtomicU64::new(seed)));
+    let chance = Chance::from_env("VIV_LEAK_SEED");
     let ground = Arc::new(Ground::new());
     // Once in peace, so that folders and descriptors that stay for good are there before the count.
     cycle(&ground, &chance, false).await;

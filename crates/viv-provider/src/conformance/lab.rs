@@ -10,7 +10,7 @@ use super::World;
 use super::subject::Subject;
 use crate::capability::Capability;
 use crate::error::ProviderError;
-use crate::instance::{InstanceSpec, Listed, Mutation, PageRequest};
+use crate::instance::{InstanceSpec, Listed, Mutation, Page, PageRequest, SnapshotSeen};
 use crate::provider::Provider;
 
 /// How often a condition is looked at again.
@@ -29,7 +29,7 @@ pub(super) const TOKEN: FencingToken = FencingToken(10);
 /// Newer than any token that a case uses.
 const CLEAN_UP_TOKEN: FencingToken = FencingToken(1 << 40);
 
-/// Most pages that a listing of one case's instances may have.
+/// Most pages that a listing of what one case made may have.
 const PAGES_MAX: usize = 64;
 
 /// One case's view of the world.
@@ -57,6 +57,11 @@ impl Lab {
 
     pub(super) fn can(&self, capability: Capability) -> bool {
         self.provider.capabilities().can(capability)
+    }
+
+    /// Whether there is any way to make a snapshot; without one there is nothing to look at or to remove.
+    pub(super) fn can_keep(&self) -> bool {
+        [Capability::SaveStopped, Capability::SaveLive, Capability::SaveMemory].into_iter().any(|save| self.can(save))
     }
 
     pub(super) fn owner(&self) -> OwnerMark {
@@ -185,25 +190,26 @@ impl Lab {
 
     /// All pages of an owner's listing.
     pub(super) async fn list_all(&self, owner: &OwnerMark, limit: Option<usize>) -> Vec<Listed> {
-        let mut all = Vec::new();
-        let mut cursor = None;
-        for _ in 0..PAGES_MAX {
-            let page = self.provider.list(owner, PageRequest { cursor, limit }).await.must("list");
-            assert!(!page.is_partial(), "something could not be looked at: {:?}", page.unreadable);
-            if let Some(limit) = limit {
-                assert!(page.items.len() <= limit, "a page has {} items, asked were {limit}", page.items.len());
-            }
-            all.extend(page.items);
-            cursor = page.next;
-            if cursor.is_none() {
-                return all;
-            }
-        }
-        panic!("a listing has more than {PAGES_MAX} pages");
+        all_pages(limit, async |request| self.provider.list(owner, request).await.must("list")).await
     }
 
-    /// Destroys what the case made. Does not panic, because it also runs after a case that did.
+    /// All pages of an owner's snapshots.
+    pub(super) async fn snapshots_all(&self, owner: &OwnerMark, limit: Option<usize>) -> Vec<SnapshotSeen> {
+        all_pages(limit, async |request| self.provider.snapshots(owner, request).await.must("snapshots")).await
+    }
+
+    /// Destroys what the case made, then removes what it saved. Does not panic, because it also runs after a case
+    /// that did.
     pub(super) async fn clean_up(&self) {
+        self.destroy_made().await;
+        if self.can_keep() {
+            for owner in [self.owner(), self.other_owner()] {
+                self.remove_saved(&owner).await;
+            }
+        }
+    }
+
+    async fn destroy_made(&self) {
         let made = std::mem::take(&mut *self.made.lock().unwrap_or_else(PoisonError::into_inner));
         for sandbox in made {
             let mut generation = Generation::FIRST;
@@ -222,16 +228,62 @@ impl Lab {
         }
     }
 
+    async fn remove_saved(&self, owner: &OwnerMark) {
+        // What was removed is not listed any more, so the first page is always the next one.
+        for _ in 0..PAGES_MAX {
+            let items = match self.provider.snapshots(owner, PageRequest::default()).await {
+                Ok(page) if page.items.is_empty() => return,
+                Ok(page) => page.items,
+                Err(error) => return eprintln!("clean-up of {owner}'s snapshots: {error}"),
+            };
+            let mut all_removed = true;
+            for SnapshotSeen { snapshot, .. } in items {
+                let mutation = self.mutation(snapshot.source.generation, CLEAN_UP_TOKEN);
+                let removed = self.provider.remove_snapshot(&mutation, &snapshot.source.sandbox, &snapshot.id).await;
+                if let Err(error) = removed {
+                    eprintln!("clean-up of {}: {error}", snapshot.id);
+                    all_removed = false;
+                }
+            }
+            if !all_removed {
+                return;
+            }
+        }
+    }
+
     pub(super) async fn assert_nothing_left(&self) {
         for owner in [self.owner(), self.other_owner()] {
             let left = self.list_all(&owner, None).await;
             assert!(left.is_empty(), "left behind: {left:?}");
+            if self.can_keep() {
+                let left = self.snapshots_all(&owner, None).await;
+                assert!(left.is_empty(), "left behind: {left:?}");
+            }
         }
     }
 
     pub(super) async fn finish(&self) {
         self.world.finish().await;
     }
+}
+
+/// Goes through a listing page by page.
+async fn all_pages<T>(limit: Option<usize>, mut ask: impl AsyncFnMut(PageRequest) -> Page<T>) -> Vec<T> {
+    let mut all = Vec::new();
+    let mut cursor = None;
+    for _ in 0..PAGES_MAX {
+        let page = ask(PageRequest { cursor, limit }).await;
+        assert!(!page.is_partial(), "something could not be looked at: {:?}", page.unreadable);
+        if let Some(limit) = limit {
+            assert!(page.items.len() <= limit, "a page has {} items, asked were {limit}", page.items.len());
+        }
+        all.extend(page.items);
+        cursor = page.next;
+        if cursor.is_none() {
+            return all;
+        }
+    }
+    panic!("a listing has more than {PAGES_MAX} pages");
 }
 
 /// What a case expects of an answer.

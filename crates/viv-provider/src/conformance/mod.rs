@@ -17,17 +17,22 @@
 //!   only through [`World::pass`].
 //! - Commands come from [`program`] alone, so a simulated provider knows what
 //!   it has to understand.
-//! - After a case, also one that failed, everything it made is destroyed, and
-//!   the owner's listing has to be empty.
+//! - After a case, also one that failed, everything it made is destroyed and
+//!   everything it saved is removed, and the owner's listings have to be empty.
+//! - What has to survive a save is written below `/workspace`, where work is
+//!   done; nothing is promised of `/tmp`.
 
 mod archives;
 mod control;
 mod deadline;
+mod disk;
 mod ended;
 mod executions;
 mod fencing;
 mod files;
+mod forks;
 mod freeze;
+mod keep;
 mod lab;
 mod lifecycle;
 mod listing;
@@ -35,6 +40,9 @@ mod mutations;
 mod output;
 mod ports;
 pub mod program;
+mod removal;
+mod restores;
+mod saves;
 mod snapshots;
 mod subject;
 mod terminal;
@@ -86,8 +94,8 @@ pub trait World: Send + Sync {
     /// The provider's wall time, which [`World::pass`] moves.
     fn now_ms(&self) -> u64;
 
-    /// Called when the case is over and its instances are destroyed, to assert
-    /// what only the implementer can see: no process, mount or directory left (L20).
+    /// Called when the case is over, its instances are destroyed and its snapshots removed, to assert
+    /// what only the implementer can see: no process, mount, layer or directory left (L20).
     async fn finish(&self) {}
 }
 
@@ -270,18 +278,63 @@ macro_rules! __conformance_cases {
             ports {
                 a_closed_port_is_not_found,
             }
-            snapshots {
+            saves {
                 live_save_runs_on,
-                stopped_save_ends_the_processes,
+                live_save_is_of_one_moment,
+                live_save_of_the_ended_is_refused,
+                stopped_save_ends_the_instance,
+                what_was_saved_takes_no_work,
+                what_was_saved_can_be_saved_again,
+                an_ended_instance_can_still_be_saved,
+                the_frozen_can_be_saved,
                 memory_save_brings_executions_back,
                 save_repeated_saves_once,
+                saves_at_once_under_one_id_make_one,
                 save_under_a_used_id_conflicts,
-                an_ended_instance_can_still_be_saved,
+                late_saves_are_refused_and_leave_nothing,
+                a_destroy_in_the_middle_leaves_all_or_nothing,
+            }
+            restores {
                 restored_is_independent,
                 restored_survives_its_source,
                 restore_of_nothing_is_not_found,
+                restored_is_as_its_own_spec_says,
+                several_are_restored_at_once,
+                a_snapshot_outlives_its_sandbox,
+                nothing_is_lost_over_many_rounds,
+                rollback_brings_back_what_was_saved,
+                kinds_and_times_survive,
+            }
+            forks {
                 fork_leaves_the_source_alone,
                 fork_of_nothing_is_absent,
+                fork_of_the_ended_is_refused,
+                fork_repeated_makes_one,
+                fork_shares_nothing_writable,
+                a_fork_of_a_fork_stands_alone,
+                a_fork_of_the_restored_is_made_from_its_snapshot,
+            }
+            snapshots {
+                show_what_they_are,
+                pages_show_each_once,
+                unknown_is_not_found,
+            }
+            removal {
+                what_is_used_stays,
+                what_ended_still_uses_it,
+                is_for_ever_and_safe_to_repeat,
+                of_what_never_was_keeps_a_late_save_out,
+                by_an_older_token_is_refused,
+                asks_for_no_generation,
+                of_another_sandboxs_conflicts,
+                leaves_its_source_alone,
+                of_a_parent_leaves_its_children_alone,
+            }
+            disk {
+                usage_grows_by_what_is_written,
+                what_was_restored_is_shared,
+                a_full_disk_takes_no_more,
+                a_restored_disk_is_as_full_as_it_was,
             }
         }
     };

@@ -20,6 +20,8 @@ pub(super) enum Kind {
     End,
     /// It changes one that is there.
     Change,
+    /// It changes what belongs to no generation, so only its token counts.
+    Aside,
 }
 
 /// What came of one mutation.
@@ -92,6 +94,11 @@ pub(super) async fn try_all(subject: &Subject<'_>, material: &Material, fresh: i
     let bounds = ArchiveBounds::default();
     let unpacked = provider.archive_put(&fresh(), sandbox, "/tmp", bounds, reader(&[0; 1024])).await;
     note("archive_put", Kind::Change, None, unpacked.map(drop));
+
+    // Removing what never was is harmless, and checked like any other.
+    let needs = (!subject.lab.can_keep()).then_some(Capability::SaveStopped);
+    let removed = provider.remove_snapshot(&fresh(), sandbox, &subject.lab.fresh_snapshot()).await;
+    note("remove_snapshot", Kind::Aside, needs, removed);
 
     let destroyed = provider.destroy(&fresh(), sandbox).await;
     note("destroy", Kind::End, None, destroyed);

@@ -6,7 +6,7 @@
 
 use viv_core::exec::ExecSpec;
 
-/// How often [`Program::Tick`] and [`Program::Stubborn`] do something.
+/// How often [`Program::Tick`] and [`Program::Stubborn`] do something, and a simulated [`Program::Ledger`].
 pub const TICK_MS: u64 = 50;
 
 /// The exit code of [`Program::Graceful`] when it is asked to end.
@@ -18,6 +18,7 @@ const KILL_SELF: [&str; 2] = ["kill -", " $$"];
 const WRITE_FILE: [&str; 3] = ["printf %s ", " > ", ""];
 const APPEND: [&str; 2] = ["echo x >> ", ""];
 const ECHO_THEN_SLEEP: [&str; 3] = ["echo ", "; sleep ", ""];
+const LEDGER: [&str; 3] = ["i=0; while :; do echo $i >> ", "; echo $i >> ", "; i=$((i+1)); done"];
 const TICK: [&str; 2] = ["i=0; while [ $i -lt ", " ]; do echo $i; i=$((i+1)); sleep 0.05; done"];
 const STUBBORN: [&str; 2] = [
     "trap '' TERM; setsid sh -c \"trap '' TERM; while :; do echo x >> ",
@@ -97,6 +98,13 @@ pub enum Program {
         /// Its path.
         path: String,
     },
+    /// Appends the numbers from 0 on to two files, each to the first one first, and never rests.
+    Ledger {
+        /// The file that may be one line ahead.
+        first: String,
+        /// The file that never is.
+        second: String,
+    },
     /// Makes a symbolic link.
     Link {
         /// Where it points.
@@ -137,6 +145,7 @@ impl Program {
             Self::EchoThenSleep { text, seconds } => shell(&fill3(ECHO_THEN_SLEEP, text, &seconds.to_string())),
             Self::WriteFile { text, path } => shell(&fill3(WRITE_FILE, text, path)),
             Self::Append { path } => shell(&fill2(APPEND, path)),
+            Self::Ledger { first, second } => shell(&fill3(LEDGER, first, second)),
             Self::Link { target, path } => words(&["/bin/ln", "-s", target, path]),
             Self::Stubborn { path } => shell(&fill2(STUBBORN, path)),
             Self::Graceful => shell(GRACEFUL),
@@ -180,6 +189,9 @@ impl Program {
         }
         if let Some(path) = empty2(STUBBORN, script) {
             return Some(Self::Stubborn { path });
+        }
+        if let Some((first, second)) = empty3(LEDGER, script) {
+            return Some(Self::Ledger { first, second });
         }
         if let Some(count) = empty2(TICK, script) {
             return Some(Self::Tick { count: count.parse().ok()? });
@@ -284,6 +296,7 @@ mod tests {
             Program::EchoThenSleep { text: text.clone(), seconds: 4 },
             Program::WriteFile { text, path: path.clone() },
             Program::Append { path: path.clone() },
+            Program::Ledger { first: path.clone(), second: "/tmp/y".to_owned() },
             Program::Link { target: "../y".to_owned(), path: path.clone() },
             Program::Stubborn { path },
             Program::Graceful,

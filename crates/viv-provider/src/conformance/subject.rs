@@ -8,9 +8,13 @@ use viv_core::file::{DirListing, FileStat};
 use viv_core::{ExecutionId, FencingToken, Generation, SandboxId};
 
 use super::lab::{Answer, Lab, SOON_MS};
+use super::program::{self, Program};
 use crate::error::ProviderError;
 use crate::instance::{Ended, InstanceRef, InstanceSpec, InstanceState, Mutation, Observation};
 use crate::provider::{ByteReader, FileWrite, OutputStream};
+
+/// Where an instance says which one it is (T2).
+const IDENTITY: &str = "/.vivarium/identity.json";
 
 /// An instance under test.
 pub(super) struct Subject<'l> {
@@ -185,6 +189,13 @@ impl<'l> Subject<'l> {
         self.lab.provider().file_write(&self.mutation(), &self.sandbox, &file, reader(content)).await
     }
 
+    /// Writes a file of this many bytes, none of which is zero.
+    pub(super) async fn fill(&self, path: &str, bytes: u64) -> Result<FileStat, ProviderError> {
+        let file = FileWrite { path: path.to_owned(), ..FileWrite::default() };
+        let content: ByteReader = Box::new(tokio::io::repeat(0x5a).take(bytes));
+        self.lab.provider().file_write(&self.mutation(), &self.sandbox, &file, content).await
+    }
+
     pub(super) async fn read(&self, path: &str) -> Vec<u8> {
         self.read_range(path, 0, None).await.must("file_read")
     }
@@ -212,6 +223,23 @@ impl<'l> Subject<'l> {
             Err(ProviderError::NotFound { .. }) => false,
             Err(other) => panic!("stat of {path} failed: {other:?}"),
         }
+    }
+
+    /// Makes a symbolic link, by a command.
+    pub(super) async fn link(&self, target: &str, path: &str) {
+        let link = Program::Link { target: target.to_owned(), path: path.to_owned() };
+        self.run_ok(&link.spec()).await;
+    }
+
+    /// A command runs in it, and its identity file names it and no other one (T2).
+    pub(super) async fn assert_ready(&self) {
+        let nonce = self.lab.nonce();
+        assert_eq!(self.run_ok(&program::echo(&nonce)).await, format!("{nonce}\n"));
+        let identity = String::from_utf8(self.read(IDENTITY).await).expect("an identity in UTF-8");
+        let plain: String = identity.split_whitespace().collect();
+        let named = |field: String| [',', '}'].into_iter().any(|end| plain.contains(&format!("{field}{end}")));
+        assert!(named(format!("\"sandbox\":\"{}\"", self.sandbox)), "{} says that it is {identity}", self.instance());
+        assert!(named(format!("\"generation\":{}", self.generation)), "{} says that it is {identity}", self.instance());
     }
 
     pub(super) async fn list(&self, path: &str, depth: u32) -> Result<DirListing, ProviderError> {

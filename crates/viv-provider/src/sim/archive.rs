@@ -162,7 +162,9 @@ impl Unpacking<'_> {
     fn hard_link(&mut self, path: &str, target: &str) -> Result<()> {
         let source = self.place(target.as_bytes())?.and_then(|source| self.tree.get(&source)).cloned();
         match source {
-            Some(node) if matches!(node.body, Body::File(_)) => self.replace(path, node),
+            Some(Node { body: Body::File(content), mode, modified_at_ms, .. }) => {
+                self.replace(path, Node::file(content.to_vec(), mode, modified_at_ms))
+            }
             Some(_) | None => Err(invalid(format!("{target:?} is no file of the archive"))),
         }
     }

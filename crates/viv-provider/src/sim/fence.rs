@@ -5,8 +5,8 @@
 //!      └───────────bury (never was)───────▲
 //! ```
 //!
-//! Every mutation of the simulation passes [`Fences::admit`]; nothing else
-//! compares tokens or generations.
+//! Every mutation of an instance passes [`Fences::admit`], and every other one
+//! [`Fences::admit_token`]; nothing else compares tokens or generations.
 
 use std::collections::BTreeMap;
 
@@ -66,13 +66,7 @@ impl Fences {
         mutation: &Mutation,
         intent: Intent,
     ) -> Result<Admission, ProviderError> {
-        let fence =
-            self.by_sandbox.entry(sandbox.clone()).or_insert_with(|| Fence { highest: mutation.token, last: None });
-        if mutation.token < fence.highest {
-            return Err(ProviderError::Fenced { presented: mutation.token, highest: fence.highest });
-        }
-        fence.highest = mutation.token;
-        match &fence.last {
+        match &self.raised(sandbox, mutation.token)?.last {
             None => match intent {
                 Intent::Make | Intent::End => Ok(Admission::Work),
                 Intent::Change => Err(ProviderError::Absent),
@@ -80,6 +74,21 @@ impl Fences {
             Some((current, Standing::Lives { made_by })) => admit_living(*current, made_by, mutation, intent),
             Some((current, Standing::Gone(_))) => admit_gone(*current, mutation, intent),
         }
+    }
+
+    /// Decides whether what belongs to no generation may be changed: by its token alone.
+    pub(super) fn admit_token(&mut self, sandbox: &SandboxId, token: FencingToken) -> Result<(), ProviderError> {
+        self.raised(sandbox, token).map(drop)
+    }
+
+    /// The fence, with a token that is no older than the highest as its highest.
+    fn raised(&mut self, sandbox: &SandboxId, token: FencingToken) -> Result<&Fence, ProviderError> {
+        let fence = self.by_sandbox.entry(sandbox.clone()).or_insert(Fence { highest: token, last: None });
+        if token < fence.highest {
+            return Err(ProviderError::Fenced { presented: token, highest: fence.highest });
+        }
+        fence.highest = token;
+        Ok(fence)
     }
 
     /// Decides whether a read may happen.

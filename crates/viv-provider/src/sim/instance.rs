@@ -3,7 +3,7 @@
 //! ```text
 //!   Running ⇄ Frozen
 //!      └────┬────┘
-//!           ▼ the deadline
+//!           ▼ the deadline, or a save that is not live
 //!         Ended          and destroying removes it from every phase
 //! ```
 
@@ -11,13 +11,15 @@ use std::collections::VecDeque;
 
 use viv_core::exec::{ExecSpec, ExecStatus};
 use viv_core::file::{FileStat, Unpacked};
-use viv_core::{EndCause, ExecutionId, OperationId, OwnerMark};
+use viv_core::{EndCause, ExecutionId, OperationId, OwnerMark, SnapshotId};
 
 use super::execution::{Execution, Host};
+use super::lifecycle::Origin;
 use super::tree::Tree;
 use crate::error::ProviderError;
 use crate::instance::{
-    Deadline, DeadlineChange, Ended, InstanceRef, InstanceSpec, InstanceState, Listed, Observation, ObservedVia, Usage,
+    Deadline, DeadlineChange, DiskUsage, Ended, InstanceRef, InstanceSpec, InstanceState, Listed, Observation,
+    ObservedVia, Usage,
 };
 
 /// Answers that are kept for repeated operations; a repetition comes within seconds, not within hundreds of changes.
@@ -51,6 +53,8 @@ pub(super) enum Kept {
 pub(super) struct Instance {
     pub(super) reference: InstanceRef,
     pub(super) owner: OwnerMark,
+    /// The snapshot that it was made from, or that what it was forked from was.
+    pub(super) parent: Option<SnapshotId>,
     spec: InstanceSpec,
     phase: Phase,
     /// Absent where nobody keeps deadlines.
@@ -69,14 +73,15 @@ impl Instance {
         owner: OwnerMark,
         spec: InstanceSpec,
         deadline_at_ms: Option<u64>,
-        tree: Tree,
-        executions: Vec<Execution>,
+        origin: Origin,
     ) -> Self {
+        let Origin { tree, executions, parent } = origin;
         // The first process of an instance is its init, so commands come after it.
         let pids = 1 + executions.len() as u32;
         Self {
             reference,
             owner,
+            parent,
             spec,
             phase: Phase::Running,
             deadline_at_ms,
@@ -148,6 +153,11 @@ impl Instance {
         }
     }
 
+    pub(super) fn disk_usage(&self) -> DiskUsage {
+        let own_bytes = self.tree.own_bytes();
+        DiskUsage { own_bytes, shared_bytes: self.tree.bytes() - own_bytes, limit_bytes: self.tree.bytes_max() }
+    }
+
     pub(super) fn listed(&self) -> Listed {
         Listed {
             instance: self.reference.clone(),
@@ -194,14 +204,11 @@ impl Instance {
         if self.ended().is_some() {
             return;
         }
-        self.lose_executions(at_ms, &cause.to_string());
-        self.phase = Phase::Ended(Ended { cause, at_ms });
-    }
-
-    pub(super) fn lose_executions(&mut self, at_ms: u64, cause: &str) {
+        let lost_to = cause.to_string();
         for execution in &mut self.executions {
-            execution.lose(at_ms, cause);
+            execution.lose(at_ms, &lost_to);
         }
+        self.phase = Phase::Ended(Ended { cause, at_ms });
     }
 
     pub(super) fn extend(&mut self, now_ms: u64, change: DeadlineChange) -> Result<Deadline, ProviderError> {

@@ -1,6 +1,6 @@
 //! Making, finding and destroying instances.
 
-use viv_core::{EndCause, OwnerMark, SandboxId};
+use viv_core::{EndCause, OwnerMark, SandboxId, SnapshotId};
 
 use super::execution::Execution;
 use super::fence::{Admission, Intent};
@@ -14,7 +14,7 @@ use crate::instance::{
 };
 
 /// Most items of a page.
-const PAGE_ITEMS_MAX: usize = 100;
+pub(super) const PAGE_ITEMS_MAX: usize = 100;
 
 /// Where an instance says which one it is (T2).
 const IDENTITY: &str = "/.vivarium/identity.json";
@@ -28,6 +28,7 @@ type Result<T> = std::result::Result<T, ProviderError>;
 pub(super) struct Origin {
     pub(super) tree: Tree,
     pub(super) executions: Vec<Execution>,
+    pub(super) parent: Option<SnapshotId>,
 }
 
 impl State {
@@ -44,7 +45,7 @@ impl State {
                 tree.make_dirs(path, state.now_ms)?;
                 tree.set_mode(path, mode);
             }
-            Ok(Origin { tree, executions: Vec::new() })
+            Ok(Origin { tree, executions: Vec::new(), parent: None })
         })
     }
 
@@ -64,11 +65,11 @@ impl State {
             Admission::Work => {}
         }
         check_spec(spec)?;
-        let Origin { mut tree, executions } = origin(self)?;
-        furnish(&mut tree, &reference, spec, self.now_ms)?;
+        let mut origin = origin(self)?;
+        furnish(&mut origin.tree, &reference, spec, self.now_ms)?;
         let deadline_at_ms =
             self.capabilities.can(Capability::HardDeadline).then(|| self.now_ms.saturating_add(spec.lifetime_ms));
-        let instance = Instance::new(reference.clone(), owner.clone(), spec.clone(), deadline_at_ms, tree, executions);
+        let instance = Instance::new(reference.clone(), owner.clone(), spec.clone(), deadline_at_ms, origin);
         self.fences.made(sandbox, mutation);
         self.instances.insert(sandbox.clone(), instance);
         Ok(self.observe(&reference))
@@ -106,18 +107,14 @@ impl State {
     pub(super) fn list(&self, owner: &OwnerMark, page: &PageRequest) -> Result<Page> {
         let after: Option<SandboxId> = page.cursor.as_deref().map(str::parse).transpose()?;
         let limit = page.limit.unwrap_or(PAGE_ITEMS_MAX).clamp(1, PAGE_ITEMS_MAX);
-        let mut items: Vec<_> = self
+        let items: Vec<_> = self
             .instances
             .iter()
             .filter(|(sandbox, instance)| instance.owner == *owner && Some(*sandbox) > after.as_ref())
             .take(limit + 1)
             .map(|(_, instance)| instance.listed())
             .collect();
-        // One more than asked for is how it is known that there is more.
-        let has_more = items.len() > limit;
-        items.truncate(limit);
-        let next = items.last().filter(|_| has_more).map(|item| item.instance.sandbox.to_string());
-        Ok(Page { items, next, unreadable: Vec::new() })
+        Ok(page_of(items, limit, |item| item.instance.sandbox.to_string()))
     }
 
     /// How an instance ended, or `None` while it lives.
@@ -138,6 +135,14 @@ impl State {
         self.fences.bury(sandbox, mutation, ended);
         Ok(())
     }
+}
+
+/// A page of items, one more than asked for of which is how it is known that there is more.
+pub(super) fn page_of<T>(mut items: Vec<T>, limit: usize, cursor: impl FnOnce(&T) -> String) -> Page<T> {
+    let has_more = items.len() > limit;
+    items.truncate(limit);
+    let next = items.last().filter(|_| has_more).map(cursor);
+    Page { items, next, unreadable: Vec::new() }
 }
 
 /// Refuses a spec that makes no sense.

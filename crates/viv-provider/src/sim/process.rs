@@ -167,9 +167,9 @@ impl Process {
                 let lines: Vec<String> = (1..=*to).map(|number| number.to_string()).collect();
                 around.say(&(lines.join("\n") + "\n"));
             }
-            Program::Tick { .. } | Program::Stubborn { .. } => return self.wake(around),
+            Program::Tick { .. } | Program::Stubborn { .. } | Program::Ledger { .. } => return self.wake(around),
             Program::WriteFile { text, path } => return around.store(path, text.clone().into_bytes()),
-            Program::Append { path } => return append(around, path),
+            Program::Append { path } => return append(around, path, "x"),
             Program::Link { target, path } => return around.link(target, path),
             Program::Graceful => {
                 around.say("ready\n");
@@ -197,7 +197,13 @@ impl Process {
                     around.say("ready\n");
                 }
                 // The child's trouble is not its parent's.
-                let _ = append(around, path);
+                let _ = append(around, path, "x");
+            }
+            Program::Ledger { first, second } => {
+                // A shell goes on when it cannot write.
+                for path in [first, second] {
+                    let _ = append(around, path, &tick.to_string());
+                }
             }
             _ => return DONE,
         }
@@ -243,8 +249,9 @@ impl Process {
     }
 }
 
-fn append(around: &mut Surroundings<'_>, path: &str) -> Fate {
+fn append(around: &mut Surroundings<'_>, path: &str, line: &str) -> Fate {
     let mut content = around.content(path).unwrap_or_default();
-    content.extend_from_slice(b"x\n");
+    content.extend_from_slice(line.as_bytes());
+    content.push(b'\n');
     around.store(path, content)
 }

@@ -17,8 +17,8 @@ use super::tree::conflict;
 use crate::capability::{Capabilities, Capability};
 use crate::error::ProviderError;
 use crate::instance::{
-    Deadline, DeadlineChange, Ended, InstanceRef, InstanceSpec, Mutation, Observation, Page, PageRequest, SaveRequest,
-    Snapshot,
+    Deadline, DeadlineChange, DiskUsage, Ended, InstanceRef, InstanceSpec, Mutation, Observation, Page, PageRequest,
+    SaveRequest, Snapshot, SnapshotSeen,
 };
 use crate::provider::{ByteReader, Dialled, FileWrite, OutputStream, Provider, WatchStream};
 
@@ -99,6 +99,25 @@ impl Provider for SimProvider {
 
     async fn save(&self, mutation: &Mutation, sandbox: &SandboxId, request: &SaveRequest) -> Result<Snapshot> {
         self.change(|state| state.save(mutation, sandbox, request))
+    }
+
+    async fn snapshot(&self, snapshot: &SnapshotId) -> Result<SnapshotSeen> {
+        self.look(|state| state.snapshot(snapshot))
+    }
+
+    async fn snapshots(&self, owner: &OwnerMark, page: PageRequest) -> Result<Page<SnapshotSeen>> {
+        self.look(|state| state.snapshots(owner, &page))
+    }
+
+    async fn remove_snapshot(&self, mutation: &Mutation, sandbox: &SandboxId, snapshot: &SnapshotId) -> Result<()> {
+        self.change(|state| state.remove_snapshot(mutation, sandbox, snapshot))
+    }
+
+    async fn disk_usage(&self, instance: &InstanceRef) -> Result<DiskUsage> {
+        self.look(|state| {
+            state.require(Capability::Usage)?;
+            Ok(state.read(instance)?.disk_usage())
+        })
     }
 
     async fn restore(

@@ -1,6 +1,6 @@
 //! All that a simulated provider knows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use viv_core::{SandboxId, SnapshotId};
 
@@ -24,11 +24,20 @@ pub(super) struct State {
     pub(super) instances: BTreeMap<SandboxId, Instance>,
     /// They outlive what they were made from.
     pub(super) snapshots: BTreeMap<SnapshotId, Saved>,
+    /// Ids that no snapshot has any more, or ever will have.
+    pub(super) removed: BTreeSet<SnapshotId>,
 }
 
 impl State {
     pub(super) fn new(capabilities: Capabilities, now_ms: u64) -> Self {
-        Self { capabilities, now_ms, fences: Fences::default(), instances: BTreeMap::new(), snapshots: BTreeMap::new() }
+        Self {
+            capabilities,
+            now_ms,
+            fences: Fences::default(),
+            instances: BTreeMap::new(),
+            snapshots: BTreeMap::new(),
+            removed: BTreeSet::new(),
+        }
     }
 
     /// Lets everything happen that is due until now.

@@ -19,7 +19,7 @@ type Result<T> = std::result::Result<T, ProviderError>;
 /// What stands at a path.
 #[derive(Debug, Clone)]
 pub(super) enum Body {
-    /// A regular file. Shared, so that snapshots cost nothing.
+    /// A regular file. Shared between trees, so that snapshots cost nothing; never within one.
     File(Arc<Vec<u8>>),
     /// A directory.
     Dir,
@@ -63,6 +63,14 @@ impl Node {
             Body::File(content) => content.len() as u64,
             Body::Link(target) => target.len() as u64,
             Body::Dir => 0,
+        }
+    }
+
+    /// Bytes that are nowhere else.
+    fn own_bytes(&self) -> u64 {
+        match &self.body {
+            Body::File(content) if Arc::strong_count(content) > 1 => 0,
+            Body::File(_) | Body::Link(_) | Body::Dir => self.bytes(),
         }
     }
 
@@ -119,6 +127,16 @@ impl Tree {
     /// Bytes in files and links.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Those of them that no other tree holds: what is free when this one is gone.
+    pub(super) fn own_bytes(&self) -> u64 {
+        self.nodes.values().map(Node::own_bytes).sum()
+    }
+
+    /// How many there may be.
+    pub(super) fn bytes_max(&self) -> Option<u64> {
+        self.bytes_max
     }
 
     /// Where a path leads: dots and links resolved, the last link only if asked. Nothing leads above
@@ -391,6 +409,20 @@ mod tests {
         tree.put("/a", Node::file(vec![0; 5], 0o644, 0)).unwrap();
         assert!(matches!(tree.put("/b", Node::file(vec![0], 0o644, 0)), Err(ProviderError::Exhausted { .. })));
         tree.put("/a", Node::file(vec![0; 4], 0o644, 0)).unwrap();
+    }
+
+    #[test]
+    fn what_is_copied_is_shared_until_it_changes() {
+        let mut tree = Tree::new(0, None);
+        tree.put("/a", Node::file(vec![0; 5], 0o644, 0)).unwrap();
+        tree.put("/b", Node::file(vec![0; 3], 0o644, 0)).unwrap();
+        assert_eq!(tree.own_bytes(), 8);
+        let copy = tree.copied(None);
+        assert_eq!((tree.own_bytes(), copy.own_bytes()), (0, 0));
+        tree.put("/a", Node::file(vec![0; 7], 0o644, 0)).unwrap();
+        assert_eq!((tree.own_bytes(), copy.own_bytes()), (7, 5));
+        drop(copy);
+        assert_eq!(tree.own_bytes(), tree.bytes());
     }
 
     #[test]

@@ -12,7 +12,10 @@ use viv_agent::proto::{AgentError, Answer, ErrorCode, Fence, Reply, Request, SOC
 use viv_core::{FencingToken, Generation};
 use viv_provider::{ByteReader, InstanceRef, InstanceState, Mutation, ProviderError};
 
-use super::{LocalProvider, Result, socket, within};
+use super::look::LOOK_EVERY;
+use super::{LocalProvider, Result, shim_client, socket, within};
+use crate::layout::InstanceRecord;
+use crate::shim::proto::{ShimReply, ShimRequest};
 
 /// How long an agent may take for what it does in microseconds.
 pub(super) const ANSWER_WITHIN_MS: u64 = 10_000;
@@ -109,25 +112,39 @@ impl LocalProvider {
     }
 
     /// Nothing is said to an agent that cannot hear it: it would do it when it wakes, with nobody waiting any more.
+    /// One that stands still only while its files are copied is waited for.
     async fn check_awake(&self, instance: &InstanceRef) -> Result<()> {
+        while self.stands_still(instance).await? {
+            match shim_client::ask(&self.dir(&instance.sandbox), &ShimRequest::Status).await {
+                Ok(ShimReply::Status(status)) if status.state == InstanceState::Frozen => {
+                    return Err(ProviderError::NotRunning { state: InstanceState::Frozen });
+                }
+                Ok(_) => tokio::time::sleep(LOOK_EVERY).await,
+                Err(error) => return Err(self.why_unreachable(instance, error).await),
+            }
+        }
+        Ok(())
+    }
+
+    async fn stands_still(&self, instance: &InstanceRef) -> Result<bool> {
         let instance = instance.clone();
         self.blocking(move |this| {
-            let Some(record) = this.read_record(&instance.sandbox)? else {
-                return Err(this.why_absent(&instance));
-            };
-            if record.instance != instance {
-                let current = record.generation();
-                return Err(ProviderError::StaleGeneration { asked: instance.generation, current });
-            }
+            let record = this.need_record(&instance)?;
             let frozen = this.cgroups(&record).v2().map(|path| path.join("cgroup.freeze"));
-            match frozen.map(std::fs::read_to_string) {
-                Some(Ok(text)) if text.starts_with('1') => {
-                    Err(ProviderError::NotRunning { state: InstanceState::Frozen })
-                }
-                Some(_) | None => Ok(()),
-            }
+            Ok(frozen.is_some_and(|path| std::fs::read_to_string(path).is_ok_and(|text| text.starts_with('1'))))
         })
         .await
+    }
+
+    /// The record of an instance that has to be there, alive or ended.
+    pub(super) fn need_record(&self, instance: &InstanceRef) -> Result<InstanceRecord> {
+        match self.read_record(&instance.sandbox)? {
+            None => Err(self.why_absent(instance)),
+            Some(record) if record.instance != *instance => {
+                Err(ProviderError::StaleGeneration { asked: instance.generation, current: record.generation() })
+            }
+            Some(record) => Ok(record),
+        }
     }
 
     /// No instance now; was there a later one than is meant?

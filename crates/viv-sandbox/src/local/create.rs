@@ -9,19 +9,23 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
-use viv_core::{OwnerMark, SandboxId};
+use viv_core::{OwnerMark, SandboxId, SnapshotId};
 use viv_provider::{
     Capability, Image, InstanceRef, InstanceSpec, InstanceState, Mutation, Observation, Provider, ProviderError,
 };
 
 use super::look::LOOK_EVERY;
+use super::save::{outdated, store_failed};
 use super::{LocalProvider, Result, unavailable, within};
 use crate::durable;
 use crate::fence::Fences;
-use crate::layout::{DataDir, InstanceDir, InstanceRecord};
+use crate::layout::{DataDir, InstanceDir, InstanceRecord, Made};
 use crate::process;
-use crate::rootfs::RootPlan;
 use crate::shim::proto::{LINE_BYTES_MAX, Started};
+use crate::store::active::Start;
+use crate::store::layer::{LayerForm, LayerId};
+use crate::store::plan::{Base, MadeOf};
+use crate::store::snapshot::HeldSnapshot;
 use crate::wait::readable_within;
 
 /// What stands before the name of a folder that is being filled.
@@ -39,9 +43,30 @@ const GRACE: Duration = Duration::from_secs(2);
 /// What came of claiming the instance's folder.
 enum Claim {
     /// It is ours, with the lock that the shim will hold.
-    New(File),
+    New { record: Box<InstanceRecord>, lock: File, clone_of: Option<LayerId> },
     /// The same operation was here before.
     Repeated(Box<InstanceRecord>),
+}
+
+/// What a new instance is made from.
+#[derive(Debug, Clone)]
+pub(super) enum Origin {
+    /// The image that its spec names.
+    Image,
+    /// A snapshot.
+    Snapshot(SnapshotId),
+    /// A living instance.
+    Living(InstanceRef),
+}
+
+/// Who asked for what.
+#[derive(Debug, Clone)]
+struct Order {
+    mutation: Mutation,
+    instance: InstanceRef,
+    owner: OwnerMark,
+    spec: InstanceSpec,
+    origin: Origin,
 }
 
 impl LocalProvider {
@@ -51,53 +76,68 @@ impl LocalProvider {
         sandbox: &SandboxId,
         owner: &OwnerMark,
         spec: &InstanceSpec,
+        origin: Origin,
     ) -> Result<Observation> {
+        self.check(spec)?;
         let instance = InstanceRef { sandbox: sandbox.clone(), generation: mutation.generation };
-        let record = {
-            let (mutation, instance, owner, spec) = (mutation.clone(), instance.clone(), owner.clone(), spec.clone());
-            self.blocking(move |this| this.plan_record(&mutation, instance, owner, spec)).await?
+        let order = Order {
+            mutation: mutation.clone(),
+            instance: instance.clone(),
+            owner: owner.clone(),
+            spec: spec.clone(),
+            origin,
         };
-        let (mutation_, budget_ms) = (mutation.clone(), mutation.budget_ms);
         // Not bound by the budget from here on: a claim is always followed by a shim or by its removal.
-        let repeated = self
-            .blocking(move |this| match this.claim(&mutation_, &record)? {
-                Claim::New(lock) => this.start_shim(&record, lock).map(|()| None),
-                Claim::Repeated(record) => Ok(Some(record)),
-            })
-            .await?;
+        let repeated = self.blocking(move |this| this.carry_out(&order)).await?;
         match repeated {
             None => self.look(&instance).await,
-            Some(record) => within(budget_ms, "the shim", self.await_created(&record)).await,
+            Some(record) => within(mutation.budget_ms, "the shim", self.await_created(&record)).await,
         }
     }
 
-    fn plan_record(
-        &self,
-        mutation: &Mutation,
-        instance: InstanceRef,
-        owner: OwnerMark,
-        spec: InstanceSpec,
-    ) -> Result<InstanceRecord> {
-        self.check(&spec)?;
-        let root = match &spec.image {
-            Image::Host => self.shared.host.clone(),
-            Image::Directory { path } => RootPlan { lowers: vec![directory(path)?], trees: Vec::new() },
-            Image::Named { name } => return Err(ProviderError::NotFound { what: format!("image {name:?}") }),
-        };
+    /// Makes the instance; answers with the record of one that the same operation made before.
+    fn carry_out(&self, order: &Order) -> Result<Option<Box<InstanceRecord>>> {
+        let store = &self.shared.store;
+        if let Origin::Snapshot(id) = &order.origin {
+            // Not for those who are refused anyway: it may take long.
+            self.fence(&order.instance.sandbox)?.admit_create(&order.mutation)?;
+            store.bound_depth(id, order.spec.limits.disk_bytes).map_err(store_failed)?;
+        }
+        // Until there is a record that refers to them, this keeps the layers.
+        let layers = store.lock_shared().map_err(unavailable(Path::new("the layer store")))?;
+        match self.claim(order)? {
+            Claim::Repeated(record) => Ok(Some(record)),
+            Claim::New { record, lock, clone_of } => {
+                if let Err(error) = self.make_active(&record, &order.origin, clone_of.as_ref()) {
+                    drop(lock);
+                    self.clear_failed(&record)?;
+                    return Err(error);
+                }
+                drop(layers);
+                self.start_shim(&record, lock).map(|()| None)
+            }
+        }
+    }
+
+    fn plan_record(&self, order: &Order, made: Made) -> Result<InstanceRecord> {
         let config = &self.shared.config;
+        let mut spec = order.spec.clone();
+        for (name, value) in &made.of.env {
+            spec.env.entry(name.clone()).or_insert_with(|| value.clone());
+        }
         let record = InstanceRecord {
-            instance,
-            owner,
-            operation: mutation.operation.clone(),
-            token: mutation.token,
+            instance: order.instance.clone(),
+            owner: order.owner.clone(),
+            operation: order.mutation.operation.clone(),
+            token: order.mutation.token,
             spec,
             boot_id: process::boot_id().map_err(unavailable(Path::new("/proc")))?,
             runtime: config.runtime.clone(),
             ids: config.ids,
-            root,
+            made: Some(made),
             agent: self.shared.agent.clone(),
             cgroup_prefix: config.cgroup_prefix.clone(),
-            create_budget_ms: mutation.budget_ms,
+            create_budget_ms: order.mutation.budget_ms,
         };
         match serde_json::to_vec(&record) {
             Ok(text) if text.len() <= RECORD_BYTES_MAX => Ok(record),
@@ -105,6 +145,64 @@ impl LocalProvider {
                 let what = format!("environment and labels together are longer than {RECORD_BYTES_MAX} bytes");
                 Err(invalid(what, "put large values into files"))
             }
+        }
+    }
+
+    /// What it will be made of: the layers below, the one that its writable layer starts with, and a snapshot that is
+    /// not removed before this is dropped.
+    fn plan_made(&self, order: &Order) -> Result<(Made, Option<LayerId>, Option<HeldSnapshot>)> {
+        let store = &self.shared.store;
+        let mut start_with = None;
+        let (of, parent, held) = match &order.origin {
+            Origin::Image => (self.image(&order.spec.image)?, None, None),
+            Origin::Snapshot(id) => {
+                let held = store.hold_snapshot(id).map_err(unavailable(Path::new("the snapshot's record")))?;
+                let held = held.ok_or_else(|| ProviderError::NotFound { what: id.to_string() })?;
+                let mut of = held.record.of.clone();
+                // Also the one that will be cloned, and so is not below any more.
+                store.need_layers(&of).map_err(store_failed)?;
+                if store.clones_on_restore(&of).map_err(store_failed)? {
+                    start_with = Some(of.saved.remove(0));
+                }
+                (of, Some(id.clone()), Some(held))
+            }
+            Origin::Living(source) => {
+                let made = self.need_record(source)?.made.ok_or_else(outdated)?;
+                (made.of, made.parent, None)
+            }
+        };
+        let form = store.form_for(order.spec.limits.disk_bytes);
+        let writable = store.writable(&order.instance, form);
+        let plan = store.root_plan(&of, &self.shared.host, writable).map_err(store_failed)?;
+        let limit_bytes = match (form, order.spec.limits.disk_bytes) {
+            (LayerForm::Folder, Some(limit)) => Some(store.left_of_limit(&of, limit).map_err(store_failed)?),
+            (LayerForm::Folder | LayerForm::Disk, _) => None,
+        };
+        let fresh = matches!(order.origin, Origin::Image);
+        Ok((Made { of, plan, parent, fresh, limit_bytes }, start_with, held))
+    }
+
+    fn image(&self, image: &Image) -> Result<MadeOf> {
+        match image {
+            Image::Host => Ok(MadeOf::base(Base::Host)),
+            Image::Directory { path } => Ok(MadeOf::base(Base::Directory { path: directory(path)? })),
+            Image::Named { name } => self.shared.store.made_of_image(name).map_err(ProviderError::from),
+        }
+    }
+
+    /// The writable layer. What it starts with stands still for as long as that has to be copied.
+    fn make_active(&self, record: &InstanceRecord, origin: &Origin, clone_of: Option<&LayerId>) -> Result<()> {
+        let store = &self.shared.store;
+        let of = &record.made.as_ref().ok_or_else(outdated)?.of;
+        let limit_bytes = record.spec.limits.disk_bytes;
+        let make =
+            |start: &Start<'_>| store.make_active(&record.instance, start, of, limit_bytes).map_err(store_failed);
+        match (origin, clone_of) {
+            (Origin::Living(source), _) => self
+                .with_living(source, record.create_budget_ms, |folder| make(&Start::Living(folder)))
+                .map(|((), _)| ()),
+            (Origin::Image | Origin::Snapshot(_), Some(layer)) => make(&Start::Layer(layer)),
+            (Origin::Image | Origin::Snapshot(_), None) => make(&Start::Empty),
         }
     }
 
@@ -152,19 +250,23 @@ impl LocalProvider {
     }
 
     /// Claims the folder under the fence's lock. The intent is on disk before anything exists.
-    fn claim(&self, mutation: &Mutation, record: &InstanceRecord) -> Result<Claim> {
-        let mut fence = self.fence(record.sandbox())?;
+    fn claim(&self, order: &Order) -> Result<Claim> {
+        let (mutation, sandbox) = (&order.mutation, &order.instance.sandbox);
+        let mut fence = self.fence(sandbox)?;
         fence.admit_create(mutation)?;
-        if let Some(found) = self.read_record(record.sandbox())? {
+        if let Some(found) = self.read_record(sandbox)? {
             fence.raise(mutation)?;
-            return if found.instance == record.instance && found.operation == record.operation {
+            return if found.instance == order.instance && found.operation == mutation.operation {
                 Ok(Claim::Repeated(Box::new(found)))
             } else {
                 Err(ProviderError::Conflict { what: format!("{} is still there", found.instance) })
             };
         }
+        let (made, clone_of, _held) = self.plan_made(order)?;
+        let record = self.plan_record(order, made)?;
         fence.begin(mutation)?;
-        self.make_folder(record).map(Claim::New).map_err(unavailable(self.dir(record.sandbox()).path()))
+        let lock = self.make_folder(&record).map_err(unavailable(self.dir(sandbox).path()))?;
+        Ok(Claim::New { record: Box::new(record), lock, clone_of })
     }
 
     /// Fills a folder and puts it in place in one step, locked.
@@ -275,8 +377,8 @@ fn directory(path: &str) -> Result<std::path::PathBuf> {
     if !path.starts_with('/') {
         return Err(invalid(format!("{path:?} is not an absolute path"), hint));
     }
-    match fs::metadata(path) {
-        Ok(found) if found.is_dir() => Ok(path.into()),
+    match fs::canonicalize(path).and_then(|path| Ok((fs::metadata(&path)?, path))) {
+        Ok((found, path)) if found.is_dir() => Ok(path),
         Ok(_) => Err(invalid(format!("{path:?} is not a folder"), hint)),
         Err(error) => Err(ProviderError::NotFound { what: format!("{path:?} ({error})") }),
     }

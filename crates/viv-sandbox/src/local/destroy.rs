@@ -12,14 +12,15 @@ use viv_core::{EndCause, SandboxId};
 use viv_provider::{Ended, InstanceRef, Mutation, ProviderError};
 
 use super::look::LOOK_EVERY;
-use super::remove::take_apart;
 use super::{LocalProvider, Result, shim_client, unavailable, within};
 use crate::cgroup::InstanceCgroups;
 use crate::durable;
 use crate::fence::LockedFence;
 use crate::layout::{DataDir, InstanceDir, PinnedDir};
+use crate::process;
 use crate::shim::proto::{ShimReply, ShimRequest};
 use crate::shim::{ShimIdentity, now_wall_ms};
+use crate::trash::take_apart;
 
 /// A shim that has not ended its instance by then is not asked any more. It takes milliseconds; one that cannot kill
 /// something says so every few seconds.
@@ -110,32 +111,57 @@ impl LocalProvider {
         instance: &InstanceRef,
         last: impl FnOnce(&mut LockedFence, &InstanceDir) -> Result<()>,
     ) -> Result<()> {
-        let failed = |error: io::Error| ProviderError::Failed { what: format!("it could not be ended: {error}") };
+        let Some((pinned, mut fence, _lock)) = self.end_by_force(instance)? else { return Ok(()) };
+        let sandbox = &instance.sandbox;
+        last(&mut fence, pinned.dir())?;
+        let hidden = self.shared.store.hide_active(instance).map_err(not_ended)?;
+        let trash = discard(&self.shared.data, &self.dir(sandbox))?;
+        // Taking a large sandbox apart takes its time, in which nobody waits for the fence.
+        drop(fence);
+        if let Some(hidden) = hidden {
+            self.shared.store.take_apart(&hidden).map_err(unavailable(&hidden))?;
+        }
+        trash.map_or(Ok(()), |trash| take_apart(&trash, viv_layer::remove).map_err(unavailable(&trash)))
+    }
+
+    /// Ends what is left of one instance, and shows that nothing of it runs. What comes with it keeps it so; `None` when
+    /// there is no such instance any more.
+    fn end_by_force(&self, instance: &InstanceRef) -> Result<Option<(PinnedDir, LockedFence, Option<File>)>> {
         let sandbox = &instance.sandbox;
         let pinned = {
             let fence = self.fence(sandbox)?;
             if self.current(sandbox, &fence)?.as_ref() != Some(instance) {
-                return Ok(());
+                return Ok(None);
             }
-            PinnedDir::open(&self.dir(sandbox)).map_err(failed)?
+            PinnedDir::open(&self.dir(sandbox)).map_err(not_ended)?
         };
-        let Some(pinned) = pinned else { return Ok(()) };
-        let _lock = take_lock(pinned.dir()).map_err(failed)?;
-
-        let mut fence = self.fence(sandbox)?;
+        let Some(pinned) = pinned else { return Ok(None) };
+        let lock = take_lock(pinned.dir()).map_err(not_ended)?;
+        let fence = self.fence(sandbox)?;
         if self.current(sandbox, &fence)?.as_ref() != Some(instance) {
-            return Ok(());
+            return Ok(None);
         }
         let cgroups = self.cgroups_of(sandbox);
         if cgroups.exist() {
-            cgroups.kill(KILL_WITHIN).map_err(failed)?;
-            cgroups.remove().map_err(failed)?;
+            cgroups.kill(KILL_WITHIN).map_err(not_ended)?;
+            cgroups.remove().map_err(not_ended)?;
         }
-        last(&mut fence, pinned.dir())?;
-        let trash = discard(&self.shared.data, &self.dir(sandbox))?;
-        // Taking a large sandbox apart takes its time, in which nobody waits for the fence.
-        drop(fence);
-        trash.map_or(Ok(()), |trash| take_apart(&trash).map_err(unavailable(&trash)))
+        Ok(Some((pinned, fence, lock)))
+    }
+
+    /// Shows that nothing of an instance runs any more, whoever held it, and keeps how it ended.
+    pub(super) fn prove_ended(&self, instance: &InstanceRef) -> Result<PinnedDir> {
+        let (pinned, _fence, _lock) = self.end_by_force(instance)?.ok_or(ProviderError::Absent)?;
+        if !pinned.dir().exit().exists() {
+            // Its shim was killed, or the machine stopped; a look says the same as long as nobody has written it down.
+            let record = pinned.dir().read_record().map_err(not_ended)?.ok_or(ProviderError::Absent)?;
+            let rebooted = process::boot_id().map_err(not_ended)? != record.boot_id;
+            let cause = if rebooted { EndCause::Rebooted } else { EndCause::SupervisorLost };
+            let ended = Ended { cause, at_ms: pinned.changed_at_ms() };
+            let dir = pinned.dir();
+            durable::replace_json_from_reserve(&dir.exit(), &ended, &dir.reserve()).map_err(not_ended)?;
+        }
+        Ok(pinned)
     }
 
     /// The cgroups of whatever instance a sandbox has.
@@ -151,7 +177,8 @@ impl LocalProvider {
             let Some(sandbox) = entry.file_name().to_str().and_then(|name| name.parse::<SandboxId>().ok()) else {
                 continue;
             };
-            if self.read_record(&sandbox).is_ok_and(|record| record.is_some()) {
+            // Anything else that cannot be read may be somebody's sandbox, written by a later version or on a bad disk.
+            if !is_torn(&self.dir(&sandbox)) {
                 continue;
             }
             let Ok(fence) = self.fence(&sandbox) else { continue };
@@ -162,9 +189,22 @@ impl LocalProvider {
                 && let Ok(Some(trash)) = discard(&self.shared.data, &self.dir(&sandbox))
             {
                 drop(fence);
-                let _ = take_apart(&trash);
+                let _ = take_apart(&trash, viv_layer::remove);
             }
         }
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "goes into map_err")]
+fn not_ended(error: io::Error) -> ProviderError {
+    ProviderError::Failed { what: format!("it could not be ended: {error}") }
+}
+
+/// Whether a record is as a power cut leaves one that had not been written out: missing, empty, or zeros.
+fn is_torn(dir: &InstanceDir) -> bool {
+    match fs::read(dir.record()) {
+        Ok(content) => content.iter().all(|&byte| byte == 0),
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
     }
 }
 
@@ -224,13 +264,5 @@ fn discard(data: &DataDir, dir: &InstanceDir) -> Result<Option<PathBuf>> {
         Ok(()) => Ok(Some(trash)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(unavailable(dir.path())(error)),
-    }
-}
-
-/// What a process left that died while it took folders apart.
-pub(super) fn empty_trash(data: &DataDir) {
-    let Ok(entries) = fs::read_dir(data.trash()) else { return };
-    for entry in entries.flatten() {
-        let _ = take_apart(&entry.path());
     }
 }

@@ -9,35 +9,42 @@ mod create;
 mod destroy;
 mod execute;
 mod files;
+mod images;
 mod look;
 mod output;
-mod remove;
+mod save;
 mod shim_client;
 mod socket;
 
 use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use viv_core::exec::{ExecSpec, ExecStatus, TtySize};
 use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked};
 use viv_core::{ExecutionId, Generation, OwnerMark, SandboxId, SnapshotId};
 use viv_provider::{
-    ByteReader, Capabilities, Capability, Deadline, DeadlineChange, Dialled, Ended, FileWrite, InstanceRef,
+    ByteReader, Capabilities, Capability, Deadline, DeadlineChange, Dialled, DiskUsage, Ended, FileWrite, InstanceRef,
     InstanceSpec, Mutation, Observation, OutputStream, Page, PageRequest, Provider, ProviderError, SaveRequest,
-    Snapshot, WatchStream,
+    Snapshot, SnapshotSeen, WatchStream,
 };
+
+use create::Origin;
 
 use crate::agent_image;
 use crate::cgroup::{Controller, InstanceCgroups, Layout};
 use crate::fence::{Fences, Raised};
 use crate::layout::{DataDir, InstanceDir, InstanceRecord};
-use crate::rootfs::{self, IdRange, RootPlan};
+use crate::rootfs::{HostBase, IdRange};
 use crate::runtime::Runtime;
 use crate::shim::proto::{ShimReply, ShimRequest};
+use crate::store::tidy::Tidied;
+use crate::store::{Store, StoreConfig};
+use crate::trash;
 
 type Result<T> = std::result::Result<T, ProviderError>;
 
@@ -54,6 +61,8 @@ pub struct LocalConfig {
     pub cgroup_prefix: String,
     /// The ids of the host that sandboxes are mapped to.
     pub ids: IdRange,
+    /// How layers are kept.
+    pub store: StoreConfig,
 }
 
 impl LocalConfig {
@@ -66,6 +75,7 @@ impl LocalConfig {
             cgroup_prefix: "vivarium".to_owned(),
             // High enough that no distribution hands it out, on a boundary that is easy to read.
             ids: IdRange { base: 0x2000_0000, count: IdRange::COUNT },
+            store: StoreConfig::default(),
         }
     }
 }
@@ -99,7 +109,9 @@ struct Shared {
     fences: Fences,
     layout: Layout,
     agent: PathBuf,
-    host: RootPlan,
+    host: HostBase,
+    store: Store,
+    tidying: AtomicBool,
 }
 
 impl LocalProvider {
@@ -114,22 +126,61 @@ impl LocalProvider {
     }
 
     fn set_up(mut config: LocalConfig) -> io::Result<Self> {
-        fs::create_dir_all(&config.data_dir)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&config.data_dir)?;
         config.data_dir = fs::canonicalize(&config.data_dir)?;
+        // What sandboxes write is nobody else's to read, and their locks nobody else's to hold.
+        fs::set_permissions(&config.data_dir, fs::Permissions::from_mode(0o700))?;
         let data = DataDir::new(config.data_dir.clone());
-        for folder in [data.instances(), data.trash(), data.images(), data.agent()] {
+        for folder in [data.instances(), data.trash(), data.host(), data.agent()] {
             // Layers hold set-id files of mapped users under their unmapped ids: nobody else may come near.
             DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         }
         let fences = Fences::open(data.fences())?;
         let agent = agent_image::install(&data.agent())?;
-        let host = rootfs::host_plan(&data.images())?;
+        let host = HostBase::open(&data.host())?;
+        let store = Store::open(&data, config.store)?;
         let layout = Layout::detect()?;
-        destroy::empty_trash(&data);
         create::remove_abandoned(&data, &fences);
-        let this = Self { shared: Arc::new(Shared { config, data, fences, layout, agent, host }) };
+        let this = Self {
+            shared: Arc::new(Shared {
+                config,
+                data,
+                fences,
+                layout,
+                agent,
+                host,
+                store,
+                tidying: AtomicBool::new(false),
+            }),
+        };
         this.remove_unreadable();
+        // Taking apart what somebody left may take long, and whoever opens a folder wants something else.
+        if this.shared.store.has_trash() || fs::read_dir(this.shared.data.trash())?.next().is_some() {
+            this.tidy_later();
+        }
         Ok(this)
+    }
+
+    /// Does what can wait: hashes what was saved, shortens chains of layers, takes away what nothing refers to. Blocks.
+    pub fn tidy(&self) -> Tidied {
+        trash::empty(&self.shared.data.trash(), viv_layer::remove);
+        self.shared.store.tidy()
+    }
+
+    /// The same in a thread of its own, one at a time.
+    fn tidy_later(&self) {
+        if self.shared.tidying.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let this = self.clone();
+        let started = std::thread::Builder::new().name("viv-tidy".to_owned()).spawn(move || {
+            let _done = Done(&this);
+            // What goes wrong is found again by the next one, or by a check.
+            let _ = this.tidy();
+        });
+        if started.is_err() {
+            drop(Done(self));
+        }
     }
 
     fn dir(&self, sandbox: &SandboxId) -> InstanceDir {
@@ -196,6 +247,15 @@ impl LocalProvider {
     }
 }
 
+/// Says that nobody tidies any more, however that ended.
+struct Done<'a>(&'a LocalProvider);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.shared.tidying.store(false, Ordering::Release);
+    }
+}
+
 /// Gives up after a while, and says so.
 async fn within<T>(budget_ms: u64, what: &'static str, work: impl Future<Output = Result<T>>) -> Result<T> {
     match tokio::time::timeout(std::time::Duration::from_millis(budget_ms), work).await {
@@ -213,8 +273,9 @@ fn unexpected(who: &str) -> ProviderError {
     ProviderError::Failed { what: format!("{who} answered something else than was asked") }
 }
 
-/// Why saving is not there yet.
-const NO_LAYERS: &str = "the local layer store does not save yet";
+/// Why a running instance cannot be copied.
+const CANNOT_HOLD: &str =
+    "the layer store copies, and without a cgroup v2 hierarchy nothing can be made to stand still";
 
 fn unsupported<T>(capability: Capability, why: &str) -> Result<T> {
     Err(ProviderError::Unsupported { capability, why: why.to_owned() })
@@ -232,10 +293,18 @@ impl Provider for LocalProvider {
         for capability in [C::Extend, C::HardDeadline, C::Tty, C::FileWatch, C::Ports, C::EndPushed, C::Usage] {
             all = all.with(capability);
         }
-        for capability in [C::SaveStopped, C::SaveLive, C::SaveMemory, C::Restore, C::Fork] {
-            all = all.without(capability, NO_LAYERS);
+        let store = &self.shared.store;
+        all = all.with(C::SaveStopped).with(C::Restore).without(C::SaveMemory, "memory is not saved yet");
+        for capability in [C::SaveLive, C::Fork] {
+            all = match self.shared.layout.v2 {
+                Some(_) => all.with(capability),
+                None => all.without(capability, CANNOT_HOLD),
+            };
         }
-        all = all.without(C::LimitDisk, "the layer store in use cannot limit a sandbox's disk");
+        all = match store.driver.why_no_limit() {
+            None => all.with(C::LimitDisk),
+            Some(why) => all.without(C::LimitDisk, why),
+        };
         for capability in [C::Freeze, C::ProvenKill] {
             all = match self.shared.layout.v2 {
                 Some(_) => all.with(capability),
@@ -263,7 +332,7 @@ impl Provider for LocalProvider {
         owner: &OwnerMark,
         spec: &InstanceSpec,
     ) -> Result<Observation> {
-        self.create_instance(mutation, sandbox, owner, spec).await
+        self.create_instance(mutation, sandbox, owner, spec, Origin::Image).await
     }
 
     async fn observe(&self, instance: &InstanceRef) -> Result<Observation> {
@@ -307,35 +376,47 @@ impl Provider for LocalProvider {
         self.ask_shim(mutation, sandbox, request).await.map(|_| ())
     }
 
-    async fn save(&self, _: &Mutation, _: &SandboxId, request: &SaveRequest) -> Result<Snapshot> {
-        let capability = match request {
-            SaveRequest { memory: true, .. } => Capability::SaveMemory,
-            SaveRequest { live: true, .. } => Capability::SaveLive,
-            SaveRequest { .. } => Capability::SaveStopped,
-        };
-        unsupported(capability, NO_LAYERS)
+    async fn save(&self, mutation: &Mutation, sandbox: &SandboxId, request: &SaveRequest) -> Result<Snapshot> {
+        self.save_instance(mutation, sandbox, request).await
+    }
+
+    async fn snapshot(&self, snapshot: &SnapshotId) -> Result<SnapshotSeen> {
+        self.look_at_snapshot(snapshot).await
+    }
+
+    async fn snapshots(&self, owner: &OwnerMark, page: PageRequest) -> Result<Page<SnapshotSeen>> {
+        self.list_snapshots(owner, page).await
+    }
+
+    async fn remove_snapshot(&self, mutation: &Mutation, sandbox: &SandboxId, snapshot: &SnapshotId) -> Result<()> {
+        self.forget_snapshot(mutation, sandbox, snapshot).await
+    }
+
+    async fn disk_usage(&self, instance: &InstanceRef) -> Result<DiskUsage> {
+        self.count_disk(instance).await
     }
 
     async fn restore(
         &self,
-        _: &Mutation,
-        _: &SandboxId,
-        _: &OwnerMark,
-        _: &InstanceSpec,
-        _: &SnapshotId,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        owner: &OwnerMark,
+        spec: &InstanceSpec,
+        snapshot: &SnapshotId,
     ) -> Result<Observation> {
-        unsupported(Capability::Restore, NO_LAYERS)
+        self.create_instance(mutation, sandbox, owner, spec, Origin::Snapshot(snapshot.clone())).await
     }
 
     async fn fork(
         &self,
-        _: &Mutation,
-        _: &SandboxId,
-        _: &OwnerMark,
-        _: &InstanceSpec,
-        _: &InstanceRef,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        owner: &OwnerMark,
+        spec: &InstanceSpec,
+        source: &InstanceRef,
     ) -> Result<Observation> {
-        unsupported(Capability::Fork, NO_LAYERS)
+        self.require(Capability::Fork)?;
+        self.create_instance(mutation, sandbox, owner, spec, Origin::Living(source.clone())).await
     }
 
     async fn execute(

@@ -8,11 +8,9 @@ use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
-
-use super::{RootPlan, Tree};
 
 /// What may be a link into `/usr` or a folder of its own.
 const USERLAND: [&str; 8] = ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "libo32"];
@@ -54,27 +52,39 @@ const HOSTS: &str = "127.0.0.1 localhost\n::1 localhost\n";
 /// Changes with what [`build`] puts into a skeleton, so that an older binary's is not taken for ours.
 const VERSION: u64 = 1;
 
-/// What a root is made of. The skeleton is made below `images` unless one of the same content is there.
-pub(crate) fn plan(images: &Path) -> io::Result<RootPlan> {
-    // Roots that are mounted keep the skeleton they were made with, so it is never changed, only joined by a new one.
-    let skeleton = images.join(format!("host-{:016x}", fingerprint()?));
-    if !skeleton.is_dir() {
-        let lock = File::options().create(true).append(true).open(images.join(".lock"))?;
-        flock(&lock, FlockOperation::LockExclusive)?;
-        // Under the lock, so whatever is there was left by a process that died.
-        let building = images.join(".building");
-        if building.exists() {
-            fs::remove_dir_all(&building)?;
+/// The machine's userland, ready to be put below a root.
+#[derive(Debug, Clone)]
+pub(crate) struct HostBase {
+    /// What the root itself is made of.
+    pub(crate) skeleton: PathBuf,
+    /// Folders of the machine that appear in it, by their name.
+    pub(crate) trees: Vec<&'static str>,
+}
+
+impl HostBase {
+    /// The skeleton is made in `folder` unless one of the same content is there.
+    pub(crate) fn open(folder: &Path) -> io::Result<Self> {
+        // Roots that are mounted keep the skeleton they were made with, so it is never changed, only joined by a new
+        // one.
+        let skeleton = folder.join(format!("host-{:016x}", fingerprint()?));
+        if !skeleton.is_dir() {
+            let lock = File::options().create(true).append(true).open(folder.join(".lock"))?;
+            flock(&lock, FlockOperation::LockExclusive)?;
+            // Under the lock, so whatever is there was left by a process that died.
+            let building = folder.join(".building");
+            if building.exists() {
+                fs::remove_dir_all(&building)?;
+            }
+            build(&building)?;
+            match fs::rename(&building, &skeleton) {
+                Ok(()) => {}
+                Err(_) if skeleton.is_dir() => fs::remove_dir_all(&building)?,
+                Err(error) => return Err(error),
+            }
         }
-        build(&building)?;
-        match fs::rename(&building, &skeleton) {
-            Ok(()) => {}
-            Err(_) if skeleton.is_dir() => fs::remove_dir_all(&building)?,
-            Err(error) => return Err(error),
-        }
+        let trees = USERLAND.into_iter().filter(|name| is_real_folder(&Path::new("/").join(name))).collect();
+        Ok(Self { skeleton, trees })
     }
-    let trees = USERLAND.iter().map(|name| Path::new("/").join(name)).filter(|path| is_real_folder(path));
-    Ok(RootPlan { lowers: vec![skeleton], trees: trees.map(|path| Tree { at: path.clone(), lower: path }).collect() })
 }
 
 fn is_real_folder(path: &Path) -> bool {

@@ -1,8 +1,8 @@
 //! The root filesystem of an instance, as its container will see it.
 //!
 //! ```text
-//!   lower folders ──idmapped, read-only──┐
-//!   layers/root/{upper,work} ──idmapped──┴── overlay ── <stage>/root
+//!   lower folders ──idmapped, read-only──────┐
+//!   writable layer: parts/ work/ ──idmapped──┴── overlay ── <stage>/root
 //! ```
 //!
 //! Ids on disk equal ids inside; the mapping to unprivileged host ids is in
@@ -13,8 +13,8 @@
 //! its root with an id that may not enter the data folder. They end with the
 //! namespace, so none can be left behind.
 //!
-//! This is the seam for images and layers: a [`RootPlan`] is all that the shim
-//! knows about what a root is made of.
+//! A [`RootPlan`] is all that the shim knows about what a root is made of;
+//! `store` makes it.
 
 mod host;
 mod idmap;
@@ -27,7 +27,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use host::plan as host_plan;
+use crate::store::disk::MountedDisk;
+use crate::store::layer::PARTS;
+pub(crate) use host::HostBase;
 pub(crate) use stage::Stage;
 
 /// A mapping of ids inside to ids of the host, users and groups alike.
@@ -57,20 +59,59 @@ impl IdRange {
 /// What a root is made of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RootPlan {
-    /// Read-only folders, the topmost first.
-    pub(crate) lowers: Vec<PathBuf>,
-    /// Folders of the host that appear at a place in the root, each copy-on-write.
-    pub(crate) trees: Vec<Tree>,
+    /// Where what is written goes.
+    pub(crate) writable: Writable,
+    /// The root itself, and folders of the host that appear in it.
+    pub(crate) parts: Vec<Part>,
 }
 
-/// A folder that appears at a place in the root.
+impl RootPlan {
+    /// Everything on the host that it is made of.
+    pub(crate) fn paths(&self) -> impl Iterator<Item = &Path> {
+        let writable = match &self.writable {
+            Writable::Folder(path) | Writable::Disk(path) => path.as_path(),
+        };
+        let lowers = self.parts.iter().flat_map(|part| &part.lowers);
+        let lowers = lowers.map(|lower| match lower {
+            Lower::Folder(path) | Lower::Disk(path) => path.as_path(),
+        });
+        std::iter::once(writable).chain(lowers)
+    }
+}
+
+/// The writable layer: `parts/<name>` and `work/<name>` for each part.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Tree {
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Writable {
+    /// In a folder.
+    Folder(PathBuf),
+    /// In a filesystem in a file.
+    Disk(PathBuf),
+}
+
+/// One overlay.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Part {
+    /// What its folder in a layer is called.
+    pub(crate) name: String,
     /// Where it appears.
     pub(crate) at: PathBuf,
-    /// What appears, copy-on-write.
-    pub(crate) lower: PathBuf,
+    /// What is below the writable layer, the topmost first.
+    pub(crate) lowers: Vec<Lower>,
 }
+
+/// Something to be put below, read-only.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Lower {
+    /// A folder.
+    Folder(PathBuf),
+    /// The part of the same name in a filesystem in a file.
+    Disk(PathBuf),
+}
+
+/// The part that is the root itself.
+pub(crate) const ROOT: &str = "root";
 
 /// A step of making a root that failed.
 #[derive(Debug, thiserror::Error)]
@@ -101,35 +142,71 @@ pub(crate) struct MountedRoot {
     pub(crate) home: PathBuf,
     /// What the runtime is to bind into it: place inside, source.
     pub(crate) binds: Vec<(PathBuf, PathBuf)>,
+    /// The writable layer, as it lies on disk.
+    pub(crate) writable: PathBuf,
 }
 
 /// Mounts everything, and shows by writing that the root can be written.
 pub(crate) fn mount(
     stage: &Stage,
-    layers: &Path,
     plan: &RootPlan,
     ids: IdRange,
     contents: &Contents<'_>,
 ) -> Result<MountedRoot, RootError> {
     let mapping = idmap::user_namespace(ids).step(|| "make a user namespace for the id mapping".to_owned())?;
-    let root = stage.folder("root")?;
-    overlay::mount(&mapping, &plan.lowers, &layers.join("root"), &root, ids)?;
-    let mut binds = Vec::new();
-    for (index, tree) in plan.trees.iter().enumerate() {
-        let target = stage.folder(&format!("tree{index}"))?;
-        overlay::mount(
-            &mapping,
-            std::slice::from_ref(&tree.lower),
-            &layers.join(format!("tree{index}")),
-            &target,
-            ids,
-        )?;
+    let mut disks = Disks { stage, mounted: Vec::new() };
+    let writable = match &plan.writable {
+        Writable::Folder(folder) => folder.clone(),
+        Writable::Disk(file) => disks.show(file, false)?,
+    };
+    let mut targets = Vec::new();
+    for part in &plan.parts {
+        let lowers = part.lowers.iter().map(|lower| disks.folder(lower, &part.name)).collect::<Result<Vec<_>, _>>()?;
+        let target = stage.folder(&format!("part-{}", part.name))?;
+        overlay::mount(&mapping, &lowers, &writable, &part.name, &target, ids)?;
         prepare::probe_writable(&target, ids)?;
-        binds.push((tree.at.clone(), target));
+        targets.push((part, target));
     }
+    let (mut root, mut binds) = (None, Vec::new());
+    for (part, target) in targets {
+        if part.name == ROOT {
+            root = Some(target);
+        } else {
+            binds.push((part.at.clone(), target));
+        }
+    }
+    let root =
+        root.ok_or(io::Error::from(io::ErrorKind::InvalidData)).step(|| "find the root in its plan".to_owned())?;
     let home = prepare::root(&root, ids, contents)?;
     let home = stage.show_opened(&home, "home")?;
-    Ok(MountedRoot { root, home, binds })
+    Ok(MountedRoot { root, home, binds, writable })
 }
 
+/// Filesystems in files, each mounted once.
+struct Disks<'a> {
+    stage: &'a Stage,
+    mounted: Vec<(PathBuf, PathBuf)>,
+}
+
+impl Disks<'_> {
+    fn folder(&mut self, lower: &Lower, part: &str) -> Result<PathBuf, RootError> {
+        match lower {
+            Lower::Folder(folder) => Ok(folder.clone()),
+            Lower::Disk(file) => Ok(self.show(file, true)?.join(PARTS).join(part)),
+        }
+    }
+
+    fn show(&mut self, file: &Path, read_only: bool) -> Result<PathBuf, RootError> {
+        if let Some((_, place)) = self.mounted.iter().find(|(known, _)| known == file) {
+            return Ok(place.clone());
+        }
+        let disk = if read_only { MountedDisk::mount_sealed(file) } else { MountedDisk::mount_alone(file, false) };
+        let disk = disk.step(|| format!("mount {}", file.display()))?;
+        let place = self.stage.attach(disk.mount_fd(), &format!("disk{}", self.mounted.len()))?;
+        self.mounted.push((file.to_owned(), place.clone()));
+        Ok(place)
+    }
+}
+
+pub(crate) use overlay::mount_lowers;
 pub(crate) use prepare::Contents;

@@ -21,8 +21,10 @@ const MOUNTED_FILE: &str = "agent";
 pub(crate) struct Contents<'a> {
     /// Whose root it is.
     pub(crate) identity: &'a Identity,
-    /// A folder that must be there.
+    /// A folder that is made if it is not there.
     pub(crate) workdir: &'a str,
+    /// Whether it is an error when that cannot be done.
+    pub(crate) needs_workdir: bool,
 }
 
 /// Puts it in, and answers with our own folder in it. Fails when the root came up read-only.
@@ -32,8 +34,10 @@ pub(super) fn root(root: &Path, ids: IdRange, contents: &Contents<'_>) -> Result
 
     let home = make_home(&root, ids).step(|| format!("make {HOME} in the new root"))?;
     write_identity(&home, ids, contents.identity).step(|| format!("write {IDENTITY}: the new root is not writable"))?;
-    make_folders(&root, Path::new(contents.workdir))
-        .step(|| format!("make the working directory {}", contents.workdir))?;
+    let workdir = make_folders(&root, Path::new(contents.workdir));
+    if contents.needs_workdir {
+        workdir.step(|| format!("make the working directory {}", contents.workdir))?;
+    }
     Ok(home)
 }
 
@@ -52,13 +56,14 @@ fn make_home(root: &OwnedFd, ids: IdRange) -> io::Result<OwnedFd> {
 
 /// Shows that a file can be made, and takes it away again.
 pub(super) fn probe_writable(folder: &Path, ids: IdRange) -> Result<(), RootError> {
-    const NAME: &str = ".vivarium-probe";
+    // A name that nobody inside could have taken before.
+    let name = format!(".vivarium-probe-{}", crate::store::unique());
     let _acting = ActingAs::id(ids.base).step(|| "take the mapped root's id".to_owned())?;
     let what = || format!("write to {}: it came up read-only", folder.display());
     let folder = open_folder(CWD, folder, ResolveFlags::empty()).step(what)?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    openat2(&folder, NAME, flags, Mode::RUSR, ResolveFlags::BENEATH).step(what)?;
-    unlinkat(&folder, NAME, AtFlags::empty()).step(what)
+    openat2(&folder, &name, flags, Mode::RUSR, ResolveFlags::BENEATH).step(what)?;
+    unlinkat(&folder, &name, AtFlags::empty()).step(what)
 }
 
 fn write_identity(home: &OwnedFd, ids: IdRange, identity: &Identity) -> io::Result<()> {

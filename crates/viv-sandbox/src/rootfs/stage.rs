@@ -15,7 +15,7 @@ use rustix::thread::UnshareFlags;
 use super::{RootError, Step};
 
 /// Folders at the root of every Linux that nothing of ours lies in. The first
-/// one that the data folder does not lie below is covered, for the shim only.
+/// one that nothing of a sandbox lies below is covered, for the shim only.
 const CANDIDATES: [&str; 3] = ["/mnt", "/media", "/srv"];
 
 /// How a mount is copied.
@@ -26,8 +26,8 @@ const CLONE: OpenTreeFlags = OpenTreeFlags::OPEN_TREE_CLONE.union(OpenTreeFlags:
 pub(crate) struct Stage(PathBuf);
 
 impl Stage {
-    /// Leaves the mount namespace of the host and sets up the stage in the new one.
-    pub(crate) fn enter(data: &Path) -> Result<Self, RootError> {
+    /// Leaves the mount namespace of the host and sets up the stage in the new one, where it covers none of `needed`.
+    pub(crate) fn enter(needed: &[&Path]) -> Result<Self, RootError> {
         // The shim has one thread, so no other is surprised by the new namespace.
         unshare_mounts().step(|| "make a mount namespace".to_owned())?;
         // Unmounts on the host come through, mounts of ours do not get out.
@@ -36,7 +36,7 @@ impl Stage {
         let place = CANDIDATES
             .into_iter()
             .map(Path::new)
-            .find(|candidate| candidate.is_dir() && !data.starts_with(candidate))
+            .find(|candidate| candidate.is_dir() && !needed.iter().any(|path| path.starts_with(candidate)))
             .ok_or(io::Error::from(io::ErrorKind::NotFound))
             .step(|| format!("find one of {} to mount on", CANDIDATES.join(", ")))?;
         mount("vivarium", place, "tmpfs", MountFlags::NODEV | MountFlags::NOSUID, Some(c"mode=0711,size=64k"))
@@ -74,6 +74,14 @@ impl Stage {
         };
         let tree = open_tree(CWD, source, CLONE).step(what)?;
         move_mount(&tree, "", CWD, &target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).step(what)?;
+        Ok(target)
+    }
+
+    /// Shows a mount that is attached nowhere yet.
+    pub(crate) fn attach(&self, mount: &OwnedFd, name: &str) -> Result<PathBuf, RootError> {
+        let target = self.folder(name)?;
+        move_mount(mount, "", CWD, &target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+            .step(|| format!("attach {name} to the stage"))?;
         Ok(target)
     }
 

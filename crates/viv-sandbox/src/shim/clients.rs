@@ -2,6 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::{Duration, Instant};
 
 use super::proto::{LINE_BYTES_MAX, ShimError, ShimReply, ShimRequest};
 
@@ -10,6 +11,9 @@ const CLIENTS_MAX: usize = 128;
 
 /// Most that may wait for the end, so that there is room for those who ask.
 const WAITING_MAX: usize = 64;
+
+/// Longest that a client may have an instance stand still. Copying gigabytes takes seconds.
+const HOLD_MAX: Duration = Duration::from_secs(300);
 
 /// Who is connected.
 #[derive(Default)]
@@ -23,6 +27,8 @@ pub(super) struct Client {
     pending: Vec<u8>,
     /// Wants to hear of the end.
     waits: bool,
+    /// Wants the instance to stand still, until when.
+    holds_until: Option<Instant>,
     gone: bool,
 }
 
@@ -33,7 +39,7 @@ impl Clients {
             if stream.set_nonblocking(true).is_err() {
                 continue;
             }
-            let mut client = Client { stream, pending: Vec::new(), waits: false, gone: false };
+            let mut client = Client { stream, pending: Vec::new(), waits: false, holds_until: None, gone: false };
             if self.clients.len() < CLIENTS_MAX {
                 self.clients.push(client);
             } else {
@@ -53,6 +59,22 @@ impl Clients {
                 client.gone = true;
             }
         }
+    }
+
+    /// How long the instance may still have to stand still; `None` when nobody wants it to.
+    pub(super) fn held_for(&mut self) -> Option<Duration> {
+        let mut longest = None;
+        for client in &mut self.clients {
+            let Some(until) = client.holds_until else { continue };
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                // It is stopped or stuck. What it copied is worthless, and it hears that when it asks.
+                client.holds_until = None;
+            } else {
+                longest = longest.max(Some(left));
+            }
+        }
+        longest
     }
 
     pub(super) fn streams(&self) -> impl Iterator<Item = &UnixStream> {
@@ -77,6 +99,16 @@ impl Clients {
 }
 
 impl Client {
+    /// Wants the instance to stand still for a while.
+    pub(super) fn hold(&mut self, duration: Duration) {
+        self.holds_until = Some(Instant::now() + duration.min(HOLD_MAX));
+    }
+
+    /// Wants it no longer; false when it did not stand still for this client all the time.
+    pub(super) fn release(&mut self) -> bool {
+        self.holds_until.take().is_some()
+    }
+
     /// The next request, if one has come whole. A line that is none is answered here.
     pub(super) fn receive(&mut self) -> Option<ShimRequest> {
         let mut buffer = [0; 4096];

@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, chown};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,8 @@ use crate::bundle::{self, Staged};
 use crate::cgroup::InstanceCgroups;
 use crate::durable;
 use crate::layout::{InstanceDir, InstanceRecord};
-use crate::rootfs::{self, Contents, RootError, Stage};
+use crate::rootfs::{self, Contents, RootError, Stage, Writable};
+use crate::sys::btrfs;
 use crate::sys::clone::{Forked, die_with, exit_now, fork};
 use crate::wait::readable_within;
 
@@ -83,6 +85,7 @@ pub(super) struct Parts {
     pub(super) deadline: DeadlineKeeper,
     pub(super) clients: Clients,
     pub(super) oom_kills: u64,
+    pub(super) writable: PathBuf,
 }
 
 fn build(
@@ -104,12 +107,20 @@ fn build(
 
     let identity = Identity { sandbox: record.sandbox().clone(), generation: record.generation() };
     prepare_run(dir, record, &identity).map_err(at("preparing the agent's folder"))?;
-    let stage = Stage::enter(dir.path())?;
+    let made =
+        record.made.as_ref().ok_or(io::ErrorKind::InvalidData.into()).map_err(at("reading what it is made of"))?;
+    let stage = Stage::enter(&made.plan.paths().chain([dir.path(), &record.agent]).collect::<Vec<_>>())?;
     if cgroups.layout().is_empty() {
         Stage::show_no_cgroups()?;
     }
-    let contents = Contents { identity: &identity, workdir: &record.spec.workdir };
-    let root = rootfs::mount(&stage, &dir.layers(), &record.root, record.ids, &contents)?;
+    // What somebody inside has put in the place of the working directory is his to live with.
+    let contents = Contents { identity: &identity, workdir: &record.spec.workdir, needs_workdir: made.fresh };
+    let root = rootfs::mount(&stage, &made.plan, record.ids, &contents)?;
+    if let (Some(bytes), Writable::Folder(folder)) = (made.limit_bytes, &made.plan.writable) {
+        // Only now, because a sandbox that is full has to start as well.
+        let folder = File::open(folder).map_err(at("limiting the disk"))?;
+        btrfs::limit_referenced(folder, Some(bytes)).map_err(at("limiting the disk"))?;
+    }
     let staged =
         Staged { root: &root, run: &stage.show(&dir.run(), "run")?, agent: &stage.show(&record.agent, "agent")? };
     bundle::write(&dir.bundle(), record, &staged, cgroups).map_err(at("writing the bundle"))?;
@@ -134,7 +145,9 @@ fn build(
         return Err(CreateError::Identity { found: Box::new(hello.identity) });
     }
     let init = init.try_clone().map_err(at("holding the agent"))?;
-    Ok(Parts { listener, init, control, deadline, clients: Clients::default(), oom_kills })
+    // Others see it through this process, whose mount namespace it may be mounted in.
+    let writable = PathBuf::from(format!("/proc/{}/root{}", std::process::id(), root.writable.display()));
+    Ok(Parts { listener, init, control, deadline, clients: Clients::default(), oom_kills, writable })
 }
 
 /// The folder that is shared with the agent. Only the keeper may enter it.

@@ -147,7 +147,7 @@ fn silence_stdout() {
 }
 
 /// An error with everything behind it, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(error) = next {

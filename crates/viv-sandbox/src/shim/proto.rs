@@ -1,5 +1,7 @@
 //! What a shim is asked and answers: a line of JSON each, on `shim.sock`.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 use viv_core::{EndCause, FencingToken, Generation};
 use viv_provider::{Deadline, DeadlineChange, Ended, InstanceRef, InstanceState, Mutation, ProviderError, Usage};
@@ -28,6 +30,18 @@ pub(crate) enum ShimRequest {
     Destroy {
         mutation: Mutation,
     },
+    /// Ends it, so that its filesystem can be saved.
+    EndToSave {
+        mutation: Mutation,
+    },
+    /// Stands still until the connection ends, but no longer than said, so that its filesystem can be copied. Answered
+    /// when it does.
+    Hold {
+        instance: InstanceRef,
+        for_ms: u64,
+    },
+    /// Whether it stood still since the answer to `Hold` on this connection; from now on it runs again.
+    Release,
     /// A newer token was seen elsewhere.
     Raise {
         mutation: Mutation,
@@ -37,11 +51,12 @@ pub(crate) enum ShimRequest {
 impl ShimRequest {
     pub(crate) fn mutation(&self) -> Option<&Mutation> {
         match self {
-            Self::Status | Self::Wait => None,
+            Self::Status | Self::Wait | Self::Hold { .. } | Self::Release => None,
             Self::Extend { mutation, .. }
             | Self::Freeze { mutation }
             | Self::Thaw { mutation }
             | Self::Destroy { mutation }
+            | Self::EndToSave { mutation }
             | Self::Raise { mutation } => Some(mutation),
         }
     }
@@ -54,6 +69,10 @@ pub(crate) enum ShimReply {
     Status(ShimStatus),
     Ended(Ended),
     Deadline(Deadline),
+    /// It stands still. Its writable layer lies here, for other processes.
+    Held {
+        writable: PathBuf,
+    },
     Done,
     Error(ShimError),
 }
@@ -85,6 +104,8 @@ pub(crate) enum ShimError {
         #[serde(flatten)]
         cause: EndCause,
     },
+    /// It did not stand still all the time.
+    NotHeld,
     /// Too many are connected.
     Busy,
     Malformed {
@@ -102,6 +123,7 @@ impl From<ShimError> for ProviderError {
             ShimError::StaleGeneration { asked, current } => Self::StaleGeneration { asked, current },
             ShimError::Expired => Self::Expired,
             ShimError::Ending { cause } => Self::NotRunning { state: InstanceState::Ending { cause } },
+            ShimError::NotHeld => Self::Failed { what: "it did not stand still while it was copied".to_owned() },
             ShimError::Busy => {
                 Self::Exhausted { limit: "connections to the shim", what: "too many are open".to_owned() }
             }

@@ -4,13 +4,14 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 use viv_agent::proto::{AgentMessage, ControlMessage};
 use viv_core::{EndCause, FencingToken, OperationId};
-use viv_provider::{Deadline, DeadlineChange, InstanceState, Mutation};
+use viv_provider::{Deadline, DeadlineChange, InstanceRef, InstanceState, Mutation};
 
 use super::agent::{ControlConnection, FromAgent};
 use super::clients::Clients;
@@ -25,6 +26,9 @@ use crate::wait::readable_within;
 
 /// Freezing is a matter of a millisecond; a task that cannot be stopped for this long is a finding.
 const FREEZE_WITHIN: Duration = Duration::from_secs(2);
+
+/// When thawing failed, it is tried again after this.
+const RUN_AGAIN_EVERY: Duration = Duration::from_millis(200);
 
 /// Answers kept for repeated extensions. An operation is repeated by one driver at a time.
 const EXTENSIONS_KEPT: usize = 32;
@@ -85,8 +89,11 @@ pub(super) struct Shim {
     control: ControlConnection,
     deadline: DeadlineKeeper,
     token: FencingToken,
-    frozen_since_boot_ms: Option<u64>,
+    /// A user wants it frozen; a client that copies its files may hold it besides.
+    frozen: bool,
+    stopped_since_boot_ms: Option<u64>,
     extensions: Vec<(OperationId, Deadline)>,
+    writable: PathBuf,
 }
 
 /// What the loop does next.
@@ -105,7 +112,7 @@ impl Shim {
         lock: File,
         parts: Parts,
     ) -> Self {
-        let Parts { listener, init, control, deadline, clients, oom_kills } = parts;
+        let Parts { listener, init, control, deadline, clients, oom_kills, writable } = parts;
         let token = record.token;
         Self {
             dir,
@@ -120,8 +127,10 @@ impl Shim {
             control,
             deadline,
             token,
-            frozen_since_boot_ms: None,
+            frozen: false,
+            stopped_since_boot_ms: None,
             extensions: Vec::new(),
+            writable,
         }
     }
 
@@ -142,6 +151,11 @@ impl Shim {
     }
 
     fn turn(&mut self) -> io::Result<Next> {
+        let mut wake_after = self.clients.held_for();
+        if wake_after.is_none() && !self.frozen && self.stopped_since_boot_ms.is_some() {
+            // It should run and does not.
+            wake_after = Some(RUN_AGAIN_EVERY);
+        }
         let mut fds = vec![
             PollFd::new(self.deadline.timer(), PollFlags::IN),
             PollFd::new(&self.init.pidfd, PollFlags::IN),
@@ -151,7 +165,7 @@ impl Shim {
         ];
         let fixed = fds.len();
         fds.extend(self.clients.streams().map(|stream| PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::IN)));
-        match poll(&mut fds, None) {
+        match poll(&mut fds, wake_after.map(timespec).as_ref()) {
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => return Ok(Next::Go),
             Err(error) => return Err(error.into()),
@@ -183,6 +197,7 @@ impl Shim {
             }
         }
         self.clients.prune();
+        self.run_unless_held();
         if ready[3] {
             self.clients.accept(&self.listener);
         }
@@ -204,7 +219,21 @@ impl Shim {
                 self.clients.let_wait(index);
                 continue;
             }
+            if request == ShimRequest::Release {
+                let reply = if client.release() { ShimReply::Done } else { ShimReply::Error(ShimError::NotHeld) };
+                // It runs again before that is said.
+                self.run_unless_held();
+                self.answer(index, &reply);
+                continue;
+            }
             match self.handle(request) {
+                Ok(Handled::Held(duration)) => {
+                    if let Some(client) = self.clients.get_mut(index) {
+                        client.hold(duration);
+                        client.say(&ShimReply::Held { writable: self.writable.clone() });
+                    }
+                }
+                Ok(Handled::Save) => return Next::End(EndCause::Saved, Some(index)),
                 Ok(Handled::Answer(reply)) => self.answer(index, &reply),
                 Ok(Handled::Destroy) => return Next::End(EndCause::Destroyed, Some(index)),
                 Err(ShimError::Expired) => {
@@ -227,11 +256,15 @@ impl Shim {
             self.admit(mutation)?;
         }
         match request {
-            ShimRequest::Status | ShimRequest::Wait => Ok(Handled::Answer(ShimReply::Status(self.status()))),
+            ShimRequest::Status | ShimRequest::Wait | ShimRequest::Release => {
+                Ok(Handled::Answer(ShimReply::Status(self.status())))
+            }
             ShimRequest::Extend { mutation, change } => self.extend(mutation.operation, change),
             ShimRequest::Freeze { .. } => self.freeze(),
             ShimRequest::Thaw { .. } => self.thaw(),
             ShimRequest::Destroy { .. } => Ok(Handled::Destroy),
+            ShimRequest::EndToSave { .. } => Ok(Handled::Save),
+            ShimRequest::Hold { instance, for_ms } => self.hold(&instance, Duration::from_millis(for_ms)),
             ShimRequest::Raise { .. } => Ok(Handled::Answer(ShimReply::Done)),
         }
     }
@@ -260,7 +293,7 @@ impl Shim {
     }
 
     fn status(&self) -> ShimStatus {
-        let frozen = self.frozen_since_boot_ms.is_some();
+        let frozen = self.frozen;
         self.status_as(if frozen { InstanceState::Frozen } else { InstanceState::Running })
     }
 
@@ -294,32 +327,71 @@ impl Shim {
     }
 
     fn freeze(&mut self) -> Result<Handled, ShimError> {
-        if self.frozen_since_boot_ms.is_none() {
+        self.stop_running()?;
+        self.frozen = true;
+        Ok(Handled::Answer(ShimReply::Done))
+    }
+
+    fn thaw(&mut self) -> Result<Handled, ShimError> {
+        if self.clients.held_for().is_none() {
+            self.run_again()?;
+        }
+        self.frozen = false;
+        Ok(Handled::Answer(ShimReply::Done))
+    }
+
+    fn hold(&mut self, instance: &InstanceRef, duration: Duration) -> Result<Handled, ShimError> {
+        if *instance != self.record.instance {
+            let (asked, current) = (instance.generation, self.record.generation());
+            return Err(ShimError::StaleGeneration { asked, current });
+        }
+        self.stop_running()?;
+        Ok(Handled::Held(duration))
+    }
+
+    fn run_unless_held(&mut self) {
+        if !self.frozen
+            && self.clients.held_for().is_none()
+            && let Err(error) = self.run_again()
+        {
+            // Tried again in a moment; until then those who look see no progress, and the deadline holds.
+            eprintln!("it does not run again: {error:?}");
+        }
+    }
+
+    fn stop_running(&mut self) -> Result<(), ShimError> {
+        if self.stopped_since_boot_ms.is_none() {
             if let Err(error) = self.cgroups.set_frozen(true, FREEZE_WITHIN) {
                 // Half frozen is worse than running.
                 let _ = self.cgroups.set_frozen(false, FREEZE_WITHIN);
                 return Err(ShimError::Failed { what: format!("it cannot be frozen: {error}") });
             }
-            self.frozen_since_boot_ms = Some(now_boot_ms());
+            self.stopped_since_boot_ms = Some(now_boot_ms());
         }
-        Ok(Handled::Answer(ShimReply::Done))
+        Ok(())
     }
 
-    fn thaw(&mut self) -> Result<Handled, ShimError> {
-        if let Some(since) = self.frozen_since_boot_ms {
+    fn run_again(&mut self) -> Result<(), ShimError> {
+        if let Some(since) = self.stopped_since_boot_ms {
             // It stands in the agent's socket before the agent runs again, so no clock runs out in between (L13).
             self.tell_agent(&ControlMessage::Thawing { frozen_ms: now_boot_ms().saturating_sub(since) });
             self.cgroups
                 .set_frozen(false, FREEZE_WITHIN)
                 .map_err(|error| ShimError::Failed { what: format!("it cannot be thawed: {error}") })?;
-            self.frozen_since_boot_ms = None;
+            self.stopped_since_boot_ms = None;
         }
-        Ok(Handled::Answer(ShimReply::Done))
+        Ok(())
     }
 }
 
 /// What came of a request.
 enum Handled {
     Answer(ShimReply),
+    Held(Duration),
+    Save,
     Destroy,
+}
+
+fn timespec(duration: Duration) -> rustix::event::Timespec {
+    rustix::event::Timespec { tv_sec: duration.as_secs().cast_signed(), tv_nsec: i64::from(duration.subsec_nanos()) }
 }

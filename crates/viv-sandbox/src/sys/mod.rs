@@ -3,6 +3,8 @@
 //! Architecture invariant: all unsafe code of this crate is in this folder.
 #![expect(unsafe_code, reason = "system calls without a safe wrapper elsewhere")]
 
+pub(crate) mod btrfs;
 pub(crate) mod clone;
 pub(crate) mod creds;
 pub(crate) mod idmap;
+pub(crate) mod loopback;

@@ -4,6 +4,7 @@
 //! daemon's feet. It takes part in no lease: its token is always the lowest, so
 //! a daemon that manages a sandbox keeps this out.
 
+mod saved;
 mod verbs;
 
 use std::path::PathBuf;
@@ -12,27 +13,19 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use clap::Subcommand;
-use viv_core::{ExecutionId, FencingToken, Generation, OperationId, OwnerMark, SandboxId};
-use viv_provider::Mutation;
-use viv_sandbox::{LocalConfig, LocalProvider, Runtime};
+use viv_core::{ExecutionId, FencingToken, Generation, OperationId, OwnerMark, SandboxId, SnapshotId};
+use viv_provider::{Mutation, ProviderError};
+use viv_sandbox::LocalProvider;
 
-/// Whose sandboxes made by hand are.
-const OWNER: &str = "by-hand";
+use crate::place::{OWNER, Place};
 
 /// How long a verb waits for the provider.
 const BUDGET_MS: u64 = 30_000;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Where sandboxes are kept
-    #[arg(long, env = "VIV_DATA_DIR", default_value = "/var/lib/vivarium", global = true)]
-    data: PathBuf,
-    /// Name of our cgroup
-    #[arg(long, env = "VIV_CGROUP_PREFIX", default_value = "vivarium", global = true, hide = true)]
-    cgroup_prefix: String,
-    /// OCI runtime binary to use instead of the embedded one, such as runc
-    #[arg(long, env = "VIV_RUNTIME", global = true)]
-    runtime: Option<PathBuf>,
+    #[command(flatten)]
+    place: Place,
     #[command(subcommand)]
     verb: Verb,
 }
@@ -88,6 +81,54 @@ enum Verb {
         /// Seconds from now
         seconds: u64,
     },
+    /// End a sandbox and save its files, or save those of a running one
+    Save {
+        sandbox: SandboxId,
+        /// Let it run on
+        #[arg(long)]
+        live: bool,
+    },
+    /// List snapshots
+    Snapshots {
+        /// For programs: one JSON object a line
+        #[arg(long)]
+        json: bool,
+    },
+    /// Make a sandbox from a snapshot and say its name
+    Restore {
+        snapshot: SnapshotId,
+        #[command(flatten)]
+        new: NewArgs,
+    },
+    /// Make a sandbox from a running one, which runs on
+    Fork {
+        sandbox: SandboxId,
+        #[command(flatten)]
+        new: NewArgs,
+    },
+    /// Have a sandbox be again what it was in a snapshot, under its name
+    Rollback {
+        sandbox: SandboxId,
+        snapshot: SnapshotId,
+        #[command(flatten)]
+        new: NewArgs,
+    },
+    /// Remove snapshots, and what nothing else needs of them
+    Drop {
+        #[arg(required = true)]
+        snapshots: Vec<SnapshotId>,
+    },
+    /// Write a snapshot to one file, for another machine
+    Export { snapshot: SnapshotId, path: PathBuf },
+    /// Read a snapshot that was exported, and say its name
+    Import { path: PathBuf },
+    /// Show what a sandbox has on disk
+    Disk {
+        sandbox: SandboxId,
+        /// For programs
+        #[arg(long)]
+        json: bool,
+    },
     /// End sandboxes and remove every trace of them
     Rm {
         #[arg(required = true)]
@@ -100,12 +141,15 @@ struct NewArgs {
     /// End the sandbox after this many seconds, whatever happens
     #[arg(long, default_value_t = 3600)]
     lifetime: u64,
-    /// A folder that holds a root filesystem, instead of this machine's own userland
+    /// `host` for this machine's own userland, an image's name, or a folder that holds a root filesystem
     #[arg(long)]
     image: Option<String>,
     /// Limit of memory in MiB
     #[arg(long)]
     memory: Option<u64>,
+    /// Limit of disk in MiB, beyond the image
+    #[arg(long)]
+    disk: Option<u64>,
     /// Limit of processes
     #[arg(long)]
     processes: Option<u64>,
@@ -117,14 +161,8 @@ struct NewArgs {
 /// Runs a verb on an async runtime of its own.
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let this = std::env::current_exe().context("cannot find my own binary")?;
-    let mut config = LocalConfig::new(args.data, this);
-    config.cgroup_prefix = args.cgroup_prefix;
-    if let Some(binary) = args.runtime {
-        config.runtime = Runtime::Binary(binary);
-    }
-    let local = ByHand { provider: LocalProvider::open(config)?, owner: OWNER.parse()? };
-    runtime.block_on(local.run(args.verb))
+    let local = ByHand { provider: args.place.open()?, owner: OWNER.parse()? };
+    runtime.block_on(local.run(args.verb)).map_err(with_hint)
 }
 
 struct ByHand {
@@ -153,4 +191,15 @@ fn fresh_bytes() -> [u8; 16] {
     let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
     bytes[..6].copy_from_slice(&now_ms.to_be_bytes()[2..]);
     bytes
+}
+
+/// What the library knows to say about an error is shown below it.
+fn with_hint(error: anyhow::Error) -> anyhow::Error {
+    match error.downcast_ref::<ProviderError>() {
+        Some(ProviderError::Invalid { hint, .. }) => anyhow::anyhow!("{error:#}\nhint: {hint}"),
+        Some(ProviderError::NotFound { what }) if what.starts_with("image ") => {
+            anyhow::anyhow!("{error:#}\nhint: `viv image ls` lists images; a folder is named by its path")
+        }
+        Some(_) | None => crate::image::with_hint(error),
+    }
 }

@@ -9,6 +9,7 @@ use viv_core::{ExecutionId, Generation, SandboxId};
 use viv_provider::{DeadlineChange, Image, InstanceRef, InstanceSpec, PageRequest, Provider, ResourceLimits};
 
 use super::{ByHand, NewArgs, Verb, fresh_bytes, mutation};
+use crate::text::say;
 
 impl ByHand {
     pub(super) async fn run(&self, verb: Verb) -> anyhow::Result<ExitCode> {
@@ -35,6 +36,15 @@ impl ByHand {
                 let deadline = self.provider.extend(&mutation, &sandbox, change).await?;
                 say(format_args!("ends in {} s", deadline.remaining_ms / 1000))
             }
+            Verb::Save { sandbox, live } => self.save(sandbox, live).await,
+            Verb::Snapshots { json } => self.list_snapshots(json).await,
+            Verb::Restore { snapshot, new } => self.restore(&snapshot, new).await,
+            Verb::Fork { sandbox, new } => self.fork(sandbox, new).await,
+            Verb::Rollback { sandbox, snapshot, new } => self.rollback(&sandbox, &snapshot, new).await,
+            Verb::Drop { snapshots } => self.drop_snapshots(snapshots).await,
+            Verb::Export { snapshot, path } => self.export(&snapshot, &path),
+            Verb::Import { path } => self.import(&path),
+            Verb::Disk { sandbox, json } => self.disk(sandbox, json).await,
             Verb::Rm { sandboxes } => {
                 for sandbox in sandboxes {
                     let generation = self.generation(&sandbox).await?;
@@ -72,16 +82,7 @@ impl ByHand {
     }
 
     async fn create(&self, new: NewArgs) -> anyhow::Result<InstanceRef> {
-        let mut spec = InstanceSpec::host(new.lifetime.saturating_mul(1000));
-        if let Some(path) = new.image {
-            spec.image = Image::Directory { path };
-        }
-        spec.limits = ResourceLimits {
-            cpu_millis: new.cpus.map(|cpus| (cpus * 1000.0) as u64),
-            memory_bytes: new.memory.map(|mib| mib << 20),
-            processes: new.processes,
-            disk_bytes: None,
-        };
+        let spec = spec(new);
         let sandbox = SandboxId::from_bytes(fresh_bytes());
         let seen = self.provider.create(&mutation(Generation::FIRST), &sandbox, &self.owner, &spec).await?;
         Ok(seen.instance)
@@ -165,9 +166,24 @@ impl Interrupts {
     }
 }
 
-fn say(what: impl std::fmt::Display) -> anyhow::Result<ExitCode> {
-    writeln!(io::stdout(), "{what}")?;
-    Ok(ExitCode::SUCCESS)
+pub(super) fn spec(new: NewArgs) -> InstanceSpec {
+    let mut spec = InstanceSpec::host(new.lifetime.saturating_mul(1000));
+    spec.image = match new.image {
+        None => Image::Host,
+        Some(name) if name == "host" => Image::Host,
+        Some(path) if path.starts_with(['/', '.']) => {
+            let absolute = std::path::absolute(&path).map_or(path, |path| path.to_string_lossy().into_owned());
+            Image::Directory { path: absolute }
+        }
+        Some(name) => Image::Named { name },
+    };
+    spec.limits = ResourceLimits {
+        cpu_millis: new.cpus.map(|cpus| (cpus * 1000.0) as u64),
+        memory_bytes: new.memory.map(|mib| mib << 20),
+        processes: new.processes,
+        disk_bytes: new.disk.map(|mib| mib << 20),
+    };
+    spec
 }
 
 /// The command's exit code, in the way of shells: 128 and the signal for a death by signal.

@@ -14,13 +14,16 @@ use viv_core::{ExecutionId, FencingToken, Generation, OperationId, OwnerMark, Sa
 use viv_provider::conformance::World;
 use viv_provider::{InstanceRef, InstanceSpec, InstanceState, Mutation, Provider};
 use viv_sandbox::cgroup::Layout;
-use viv_sandbox::{LocalConfig, LocalProvider, Runtime};
+use viv_sandbox::{DriverKind, LocalConfig, LocalProvider, Runtime, StoreConfig};
 
 /// The binary under test.
 pub const VIV: &str = env!("CARGO_BIN_EXE_viv");
 
 /// How long anything that should happen soon may take on a loaded machine.
 pub const SOON: Duration = Duration::from_secs(20);
+
+/// Enough for what the tests write, several at a time.
+const POOL_BYTES: u64 = 768 << 20;
 
 /// A provider on ground of its own.
 pub struct Ground {
@@ -45,9 +48,35 @@ impl Ground {
         Self::with(|config| config.runtime = runtime)
     }
 
-    fn with(change: impl FnOnce(&mut LocalConfig)) -> Self {
+    /// Layers in a btrfs pool of this ground's own.
+    pub fn on_btrfs() -> Self {
+        Self::with(|config| {
+            config.store = StoreConfig { driver: Some(DriverKind::Btrfs), pool_bytes: Some(POOL_BYTES) };
+        })
+    }
+
+    /// With either driver, by name.
+    pub fn on(driver: DriverKind) -> Self {
+        match driver {
+            DriverKind::Btrfs => Self::on_btrfs(),
+            DriverKind::Plain => Self::new(),
+        }
+    }
+
+    /// In memory, for tests that save very often and lose processes, not power.
+    pub fn in_memory(driver: DriverKind) -> Self {
+        Self::at(Path::new("/dev/shm"), |config| {
+            config.store = StoreConfig { driver: Some(driver), pool_bytes: Some(POOL_BYTES) };
+        })
+    }
+
+    pub fn with(change: impl FnOnce(&mut LocalConfig)) -> Self {
+        Self::at(&std::env::temp_dir(), change)
+    }
+
+    pub fn at(place: &Path, change: impl FnOnce(&mut LocalConfig)) -> Self {
         assert!(rustix::process::geteuid().is_root(), "these tests make real sandboxes, which takes root for now");
-        let folder = tempfile::Builder::new().prefix("viv-test-").tempdir().unwrap();
+        let folder = tempfile::Builder::new().prefix("viv-test-").tempdir_in(place).unwrap();
         let name = hex(&fresh_bytes()[8..]);
         let cgroup_prefix = format!("viv-test-{name}");
         let data = folder.path().join("data");
@@ -80,8 +109,20 @@ impl Ground {
 
     /// The binary as a user calls it, on this ground.
     pub fn viv(&self) -> Command {
+        self.verb("local")
+    }
+
+    /// The same with another verb than `local`.
+    pub fn verb(&self, verb: &str) -> Command {
         let mut command = Command::new(VIV);
-        command.arg("local").env("VIV_DATA_DIR", &self.data).env("VIV_CGROUP_PREFIX", &self.cgroup_prefix);
+        command.arg(verb).env("VIV_DATA_DIR", &self.data).env("VIV_CGROUP_PREFIX", &self.cgroup_prefix);
+        command
+    }
+
+    /// The same for `viv image`.
+    pub fn viv_image(&self) -> Command {
+        let mut command = Command::new(VIV);
+        command.arg("image").env("VIV_DATA_DIR", &self.data).env("VIV_CGROUP_PREFIX", &self.cgroup_prefix);
         command
     }
 
@@ -111,18 +152,66 @@ impl Ground {
         eventually("no process is left", || self.processes().is_empty());
         eventually("no cgroup is left", || self.cgroups().is_empty());
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-        assert!(!mounts.contains(&*self.data.to_string_lossy()), "mounts are left:\n{mounts}");
-        for folder in ["instances", "trash"] {
-            let left: Vec<_> =
-                fs::read_dir(self.data.join(folder)).unwrap().map(|entry| entry.unwrap().path()).collect();
-            assert!(left.is_empty(), "folders are left: {left:?}");
+        let pool = format!(" {} ", self.data.join("layers").display());
+        let ours = |line: &&str| line.contains(&*self.data.to_string_lossy()) && !line.contains(&pool);
+        let left: Vec<_> = mounts.lines().filter(ours).collect();
+        assert!(left.is_empty(), "mounts are left: {left:#?}");
+        for folder in ["instances", "trash", "layers/active", "layers/trash"] {
+            let mut left = Vec::new();
+            // Taking apart what nothing refers to goes on in the background.
+            let gone = eventually_quietly(|| {
+                left = fs::read_dir(self.data.join(folder)).unwrap().map(|entry| entry.unwrap().path()).collect();
+                left.is_empty()
+            });
+            assert!(gone, "folders are left: {left:?}");
         }
+    }
+}
+
+impl Ground {
+    /// Runs a shell script to its end in any instance, with any token: all output, and how it ended.
+    pub async fn run(&self, instance: &InstanceRef, token: u64, script: &str) -> (String, ExecStatus) {
+        let execution = ExecutionId::from_bytes(fresh_bytes());
+        let mutation = mutation(instance.generation.0, token);
+        self.provider.execute(&mutation, &instance.sandbox, &execution, &sh(script)).await.unwrap();
+        self.output(instance, &execution).await
+    }
+
+    async fn output(&self, instance: &InstanceRef, execution: &ExecutionId) -> (String, ExecStatus) {
+        let mut stream = self.provider.attach(instance, execution, 0, true).await.unwrap();
+        let mut text = Vec::new();
+        loop {
+            match stream.next().await.unwrap().expect("an end comes before nothing") {
+                OutputEvent::Chunk { data, .. } => text.extend(data),
+                OutputEvent::Cut { from, to } => panic!("output was cut from {from} to {to}"),
+                OutputEvent::End(status) => return (String::from_utf8_lossy(&text).into_owned(), status),
+            }
+        }
+    }
+
+    /// No layer is left either: for tests that removed all they saved.
+    pub fn assert_no_layer_left(&self) {
+        let mut left = Vec::new();
+        let collected = eventually_quietly(|| {
+            // Whoever hashes what was saved last keeps this from collecting.
+            self.provider.tidy();
+            left = ["sealed", "tmp", "trash", "active"]
+                .iter()
+                .flat_map(|folder| fs::read_dir(self.data.join("layers").join(folder)).unwrap())
+                .map(|entry| entry.unwrap().path())
+                .filter(|path| path.file_name().is_some_and(|name| name != ".lock"))
+                .collect();
+            left.is_empty()
+        });
+        assert!(collected, "layers are left: {left:#?}");
     }
 }
 
 /// A test that fails leaves its sandboxes; they are not left to the next one.
 impl Drop for Ground {
     fn drop(&mut self) {
+        // The pool goes with the ground; whoever still uses it, in a namespace of his own, keeps it until he is done.
+        let _ = rustix::mount::unmount(self.data.join("layers"), rustix::mount::UnmountFlags::DETACH);
         if std::thread::panicking() {
             for pid in self.processes() {
                 kill(pid, rustix::process::Signal::KILL);
@@ -196,15 +285,7 @@ impl Sandbox<'_> {
     }
 
     pub async fn output(&self, execution: &ExecutionId) -> (String, ExecStatus) {
-        let mut stream = self.ground.provider.attach(&self.instance(), execution, 0, true).await.unwrap();
-        let mut text = Vec::new();
-        loop {
-            match stream.next().await.unwrap().expect("an end comes before nothing") {
-                OutputEvent::Chunk { data, .. } => text.extend(data),
-                OutputEvent::Cut { from, to } => panic!("output was cut from {from} to {to}"),
-                OutputEvent::End(status) => return (String::from_utf8_lossy(&text).into_owned(), status),
-            }
-        }
+        self.ground.output(&self.instance(), execution).await
     }
 
     pub async fn destroy(&self) {
@@ -243,6 +324,7 @@ impl World for LocalWorld {
 
     async fn finish(&self) {
         self.0.assert_nothing_left();
+        self.0.assert_no_layer_left();
     }
 }
 
@@ -275,6 +357,18 @@ pub fn hex(bytes: &[u8]) -> String {
 /// Waits until it is so, or fails.
 pub fn eventually(what: &str, so: impl FnMut() -> bool) {
     eventually_within(SOON, what, so);
+}
+
+/// Waits until it is so, and answers whether it came to that.
+pub fn eventually_quietly(mut so: impl FnMut() -> bool) -> bool {
+    let until = Instant::now() + SOON;
+    while !so() {
+        if Instant::now() >= until {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    true
 }
 
 pub fn eventually_within(within: Duration, what: &str, mut so: impl FnMut() -> bool) {
@@ -333,4 +427,25 @@ pub const NO_CGROUPS: &str = "umount -R -l /sys/fs/cgroup";
 
 pub fn exists(path: impl AsRef<Path>) -> bool {
     path.as_ref().exists()
+}
+
+/// Chance that can be repeated: the seed is printed, and taken from the variable of that name.
+#[derive(Clone)]
+pub struct Chance(Arc<AtomicU64>);
+
+impl Chance {
+    pub fn from_env(variable: &str) -> Self {
+        let seed = std::env::var(variable).ok().and_then(|text| text.parse().ok());
+        let seed = seed.unwrap_or_else(|| u64::from_be_bytes(fresh_bytes()[8..].try_into().unwrap()));
+        eprintln!("{variable}={seed}");
+        Self(Arc::new(AtomicU64::new(seed)))
+    }
+
+    pub fn below(&self, bound: u64) -> u64 {
+        // SplitMix64.
+        let mut x = self.0.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (x ^ (x >> 31)) % bound
+    }
 }

@@ -1,0 +1,43 @@
+//! Locks of files that are waited for, but not for ever.
+
+use std::fs::File;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+
+/// How often a lock that another holds is tried again.
+const EVERY: Duration = Duration::from_micros(500);
+
+/// Takes a lock, making the file if need be. Another holder is waited for only so long (J7).
+pub(crate) fn lock_file(path: &Path, exclusive: bool, within: Duration) -> io::Result<File> {
+    let file = File::options().create(true).append(true).open(path)?;
+    lock(&file, exclusive, within)?;
+    Ok(file)
+}
+
+/// The same for a file that is open.
+pub(crate) fn lock(file: &File, exclusive: bool, within: Duration) -> io::Result<()> {
+    let operation =
+        if exclusive { FlockOperation::NonBlockingLockExclusive } else { FlockOperation::NonBlockingLockShared };
+    let until = Instant::now() + within;
+    while let Err(error) = flock(file, operation) {
+        if error != rustix::io::Errno::WOULDBLOCK {
+            return Err(error.into());
+        }
+        if Instant::now() >= until {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "another process holds it and does not let go"));
+        }
+        std::thread::sleep(EVERY);
+    }
+    Ok(())
+}
+
+/// One of a number of locks that names share, so that there are not as many locks as names.
+pub(crate) fn lock_bucket(folder: &Path, name: &str, buckets: u64, within: Duration) -> io::Result<File> {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    lock_file(&folder.join(format!(".lock-{:02}", hasher.finish() % buckets)), true, within)
+}

@@ -1,0 +1,165 @@
+//! Whether a store is as it should be.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+
+use serde::Serialize;
+use viv_provider::Integrity;
+
+use super::Store;
+use super::layer::{LayerId, LayerMeta};
+use super::plan::MadeOf;
+use super::snapshot::SnapshotFile;
+
+/// What a check found.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Checked {
+    /// Layers that were looked at.
+    pub layers: u64,
+    /// Snapshots that were looked at.
+    pub snapshots: u64,
+    /// Images that were looked at.
+    pub images: u64,
+    /// What is wrong: something that was acknowledged is not there, or not what it was.
+    pub damage: Vec<String>,
+    /// What could not be looked at: nothing is known about it.
+    pub unreadable: Vec<String>,
+    /// What was left by processes that died, or is not used any more. It does no harm, and collecting removes it.
+    pub leftovers: Vec<String>,
+}
+
+impl Checked {
+    /// Whether nothing is wrong, as far as anything shows.
+    pub fn is_clean(&self) -> bool {
+        self.damage.is_empty() && self.unreadable.is_empty()
+    }
+}
+
+impl Store {
+    /// Looks at everything; with `deep`, at the content of every file too. Layers that are found damaged are marked,
+    /// so that nothing is made from them.
+    pub(crate) fn check(&self, deep: bool) -> io::Result<Checked> {
+        let mut checked = Checked::default();
+        // Nobody collects meanwhile, so what is referred to has to be there.
+        let _lock = self.lock_shared()?;
+        let mut known = BTreeSet::new();
+        for (id, meta) in self.layers()? {
+            checked.layers += 1;
+            known.insert(id.clone());
+            match meta {
+                Err(error) => checked.damage.push(format!("layer {id}: its file cannot be read: {error}")),
+                Ok(meta) => match self.check_layer(&meta, deep) {
+                    Ok(None) => {}
+                    Ok(Some(wrong)) => checked.damage.push(format!("layer {id}: {wrong}")),
+                    Err(error) => checked.unreadable.push(format!("layer {id}: {error}")),
+                },
+            }
+        }
+        self.check_records(&known, &mut checked)?;
+        self.find_leftovers(&known, &mut checked)?;
+        Ok(checked)
+    }
+
+    /// What is wrong with a layer, if anything is. Not being able to look is not damage.
+    fn check_layer(&self, meta: &LayerMeta, deep: bool) -> io::Result<Option<String>> {
+        // What only a close look has found is not put right by a quick one.
+        let deep = deep || meta.integrity == Integrity::Damaged;
+        let wrong = match self.look_into(meta, deep) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Some("its content is missing".to_owned()),
+            looked => looked?,
+        };
+        self.update_layer(&meta.id, |meta| {
+            meta.integrity = match (&wrong, &meta.content) {
+                (Some(_), _) => Integrity::Damaged,
+                // Somebody put right what was wrong.
+                (None, Some(_)) => Integrity::Verified,
+                (None, None) => Integrity::Pending,
+            };
+        })?;
+        Ok(wrong)
+    }
+
+    fn look_into(&self, meta: &LayerMeta, deep: bool) -> io::Result<Option<String>> {
+        let opened = self.open_layer(meta)?;
+        let found = viv_layer::survey(&opened.parts())?;
+        if !found.same_structure(&meta.survey) {
+            let (now, then) = (found.entries, meta.survey.entries);
+            return Ok(Some(format!("names, sizes, modes or owners changed ({then} entries then, {now} now)")));
+        }
+        if deep
+            && let Some(content) = &meta.content
+            && viv_layer::content(&opened.parts())? != *content
+        {
+            return Ok(Some("the content of a file changed".to_owned()));
+        }
+        Ok(None)
+    }
+
+    fn check_records(&self, known: &BTreeSet<LayerId>, checked: &mut Checked) -> io::Result<()> {
+        let damage = |who: String, of: &MadeOf, damage: &mut Vec<String>| {
+            for layer in of.layers().filter(|layer| !known.contains(layer)) {
+                damage.push(format!("{who}: its layer {layer} is missing"));
+            }
+        };
+        for (id, file) in self.all_snapshots()? {
+            match file {
+                Err(error) => checked.damage.push(format!("snapshot {id}: its record cannot be read: {error}")),
+                Ok(SnapshotFile::Kept(record)) => {
+                    checked.snapshots += 1;
+                    damage(format!("snapshot {id}"), &record.of, &mut checked.damage);
+                }
+                Ok(SnapshotFile::Removed { .. }) => {}
+            }
+        }
+        for (name, record) in self.images()? {
+            checked.images += 1;
+            match record.and_then(|record| record.layer_ids()) {
+                Err(error) => checked.damage.push(format!("image {name}: its record cannot be read: {error}")),
+                Ok(layers) => {
+                    for layer in layers.iter().filter(|layer| !known.contains(layer)) {
+                        checked.damage.push(format!("image {name}: its layer {layer} is missing"));
+                    }
+                }
+            }
+        }
+        for entry in fs::read_dir(self.data().instances())? {
+            let name = entry?.file_name();
+            let Some(sandbox) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
+            if let Ok(Some(record)) = self.data().instance(&sandbox).read_record()
+                && let Some(made) = record.made
+            {
+                damage(record.instance.to_string(), &made.of, &mut checked.damage);
+            }
+        }
+        Ok(())
+    }
+
+    fn find_leftovers(&self, known: &BTreeSet<LayerId>, checked: &mut Checked) -> io::Result<()> {
+        // What cannot be read was told above.
+        let Ok(references) = self.references() else { return Ok(()) };
+        for layer in known.iter().filter(|layer| references.of(layer) == 0) {
+            checked.leftovers.push(format!("layer {layer}: nothing refers to it"));
+        }
+        for entry in fs::read_dir(self.sealed())? {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            if let Ok(id) = name.parse::<LayerId>()
+                && !known.contains(&id)
+                && references.of(&id) == 0
+            {
+                checked.leftovers.push(format!("sealed/{name}: it never became a layer"));
+            }
+        }
+        let active = references.active_folders(self);
+        for (folder, place) in [("tmp", self.tmp()), ("active", self.active())] {
+            for entry in fs::read_dir(place)? {
+                let entry = entry?;
+                if active.contains(&entry.path()) {
+                    continue;
+                }
+                checked.leftovers.push(format!("{folder}/{}", entry.file_name().to_string_lossy()));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,230 @@
+//! What refers to layers, and taking away what nothing refers to.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use viv_core::{SandboxId, SnapshotId};
+use viv_provider::{InstanceRef, Integrity};
+
+use super::Store;
+use super::layer::{LayerId, LayerMeta};
+use super::snapshot::{SnapshotFile, SnapshotRecord};
+use crate::durable;
+
+/// Everything that refers to layers.
+#[derive(Debug, Default)]
+pub(crate) struct References {
+    layers: BTreeMap<LayerId, usize>,
+    instances: BTreeSet<InstanceRef>,
+    made_from: BTreeMap<SnapshotId, Vec<InstanceRef>>,
+    /// Who stands on which layers of an image.
+    images: BTreeMap<Vec<LayerId>, Vec<String>>,
+}
+
+impl References {
+    /// Instances that were made from a snapshot and are there.
+    pub(crate) fn made_from(&self, snapshot: &SnapshotId) -> Vec<InstanceRef> {
+        self.made_from.get(snapshot).cloned().unwrap_or_default()
+    }
+
+    /// Who stands on an image that is made of these.
+    pub(crate) fn image_users(&self, layers: &[LayerId]) -> &[String] {
+        // Sandboxes of the machine's own userland stand on no layers at all.
+        if layers.is_empty() { &[] } else { self.images.get(layers).map_or(&[], Vec::as_slice) }
+    }
+
+    /// The writable layers of instances that are there.
+    pub(crate) fn active_folders(&self, store: &Store) -> BTreeSet<PathBuf> {
+        self.instances.iter().map(|instance| store.active_folder(instance)).collect()
+    }
+
+    /// How many refer to a layer.
+    pub(crate) fn of(&self, layer: &LayerId) -> usize {
+        self.layers.get(layer).copied().unwrap_or_default()
+    }
+
+    fn add<'a>(&mut self, layers: impl IntoIterator<Item = &'a LayerId>) {
+        // A root may have a layer twice; that is one reference all the same.
+        for layer in layers.into_iter().collect::<BTreeSet<_>>() {
+            *self.layers.entry(layer.clone()).or_default() += 1;
+        }
+    }
+}
+
+/// What was taken away.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Collected {
+    /// Sealed layers that nothing referred to.
+    pub layers: u64,
+    /// What they held.
+    pub bytes: u64,
+    /// Writable layers without an instance, and what was left half built.
+    pub leftovers: u64,
+}
+
+impl Collected {
+    pub(crate) fn plus(self, more: Self) -> Self {
+        Self {
+            layers: self.layers + more.layers,
+            bytes: self.bytes + more.bytes,
+            leftovers: self.leftovers + more.leftovers,
+        }
+    }
+}
+
+impl Store {
+    /// Reads all records. One that cannot be read fails this: it might refer to anything (T7).
+    pub(crate) fn references(&self) -> io::Result<References> {
+        let mut found = References::default();
+        self.read_references(&mut found, Err)?;
+        Ok(found)
+    }
+
+    /// The same for a look: what cannot be read is left out.
+    pub(crate) fn readable_references(&self) -> io::Result<References> {
+        let mut found = References::default();
+        self.read_references(&mut found, |_| Ok(()))?;
+        Ok(found)
+    }
+
+    /// Instances that were made from a snapshot. All of theirs have to be readable.
+    pub(crate) fn users_of(&self, snapshot: &SnapshotId) -> io::Result<Vec<InstanceRef>> {
+        let mut found = References::default();
+        self.read_instances(&mut found, &Err)?;
+        Ok(found.made_from(snapshot))
+    }
+
+    fn read_references(
+        &self,
+        found: &mut References,
+        unreadable: impl Fn(io::Error) -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.read_instances(found, &unreadable)?;
+        for (id, file) in self.all_snapshots()? {
+            match file {
+                Ok(SnapshotFile::Kept(record)) => {
+                    found.add(record.of.layers());
+                    found.images.entry(record.of.image).or_default().push(id.to_string());
+                }
+                Ok(SnapshotFile::Removed { .. }) => {}
+                Err(error) => unreadable(error)?,
+            }
+        }
+        for (_, record) in self.images()? {
+            match record.and_then(|record| record.layer_ids()) {
+                Ok(layers) => found.add(&layers),
+                Err(error) => unreadable(error)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn read_instances(
+        &self,
+        found: &mut References,
+        unreadable: &impl Fn(io::Error) -> io::Result<()>,
+    ) -> io::Result<()> {
+        for entry in fs::read_dir(self.data().instances())? {
+            let name = entry?.file_name();
+            let Some(sandbox) = name.to_str().and_then(|name| name.parse::<SandboxId>().ok()) else { continue };
+            let dir = self.data().instance(&sandbox);
+            let read =
+                || -> io::Result<_> { Ok((dir.read_record()?, durable::read_json::<LayerMeta>(&dir.sealed())?)) };
+            let (record, sealed) = match read() {
+                Ok((Some(record), sealed)) => (record, sealed),
+                Ok((None, _)) => continue,
+                Err(error) => {
+                    unreadable(error)?;
+                    continue;
+                }
+            };
+            found.instances.insert(record.instance.clone());
+            let Some(made) = record.made else { continue };
+            found.add(made.of.layers().chain(sealed.iter().map(|meta| &meta.id)));
+            found.images.entry(made.of.image).or_default().push(record.instance.to_string());
+            if let Some(parent) = made.parent {
+                found.made_from.entry(parent).or_default().push(record.instance);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes away what nothing refers to; `None` while somebody builds.
+    pub(crate) fn collect(&self) -> io::Result<Option<Collected>> {
+        let Some(lock) = self.lock_exclusive()? else { return Ok(None) };
+        let references = self.references()?;
+        // A pool has a journal of its own: what referred to a layer must be gone for good before the layer is.
+        rustix::fs::syncfs(fs::File::open(self.data().instances())?)?;
+        let (mut collected, mut hidden) = (Collected::default(), Vec::new());
+        for (id, meta) in self.layers()? {
+            if references.of(&id) > 0 {
+                continue;
+            }
+            collected.layers += 1;
+            collected.bytes += meta.map_or(0, |meta| meta.survey.disk_bytes);
+            hidden.extend(self.hide_layer(&id)?);
+        }
+        for entry in fs::read_dir(self.sealed())? {
+            let name = entry?.file_name();
+            let Some(id) = name.to_str().and_then(|name| name.parse::<LayerId>().ok()) else { continue };
+            // Without its file it is no layer yet; an instance that is being saved may have said that it will be one.
+            if references.of(&id) == 0 && self.layer(&id)?.is_none() {
+                collected.leftovers += 1;
+                hidden.extend(self.hide(&self.sealed_folder(&id))?);
+            }
+        }
+        for folder in [self.sealed(), self.data().snapshots(), self.data().images()] {
+            collected.leftovers += remove_half_written(&folder)?;
+        }
+        let instances = references.active_folders(self);
+        for folder in [self.active(), self.tmp()] {
+            for entry in fs::read_dir(folder)? {
+                let path = entry?.path();
+                if !instances.contains(&path) {
+                    collected.leftovers += 1;
+                    hidden.extend(self.hide(&path)?);
+                }
+            }
+        }
+        drop(lock);
+        // Nobody waits for this part.
+        for path in hidden {
+            self.take_apart(&path)?;
+        }
+        self.empty_trash();
+        Ok(Some(collected))
+    }
+
+    /// Whether a snapshot is whole, with all that it stands on, and what removing it would free.
+    pub(crate) fn condition(&self, record: &SnapshotRecord, references: &References) -> (Integrity, u64) {
+        let (mut integrity, mut own_bytes) = (Integrity::Verified, 0);
+        for layer in record.of.layers() {
+            let Ok(Some(meta)) = self.layer(layer) else { return (Integrity::Damaged, 0) };
+            integrity = match (integrity, meta.integrity) {
+                (Integrity::Damaged, _) | (_, Integrity::Damaged) => Integrity::Damaged,
+                (Integrity::Pending, _) | (_, Integrity::Pending) => Integrity::Pending,
+                (Integrity::Verified, Integrity::Verified) => Integrity::Verified,
+            };
+            if record.of.saved.contains(layer) && references.of(layer) <= 1 {
+                own_bytes += self.count_layer(&meta);
+            }
+        }
+        (integrity, own_bytes)
+    }
+}
+
+/// Files that somebody began to write beside the one they were to replace. Whoever does that in the store holds its
+/// lock, so these were left.
+fn remove_half_written(folder: &Path) -> io::Result<u64> {
+    let mut removed = 0;
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        if durable::is_half_written(&entry.file_name()) {
+            fs::remove_file(entry.path())?;
+            removed += 1;
+        }
+    }
+    Ok(removed)
+}

@@ -1,0 +1,194 @@
+//! What can wait: hashing, shortening chains, collecting.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::time::Duration;
+
+use viv_core::SnapshotId;
+use viv_image::{BlobDir, BlobError};
+use viv_provider::Integrity;
+
+use super::Store;
+use super::collect::Collected;
+use super::layer::{LayerForm, LayerId, LayerMeta, OpenedLayer};
+use super::snapshot::{SnapshotFile, SnapshotRecord};
+use super::view::View;
+use crate::shim::now_wall_ms;
+
+/// Saved layers above an image from which on they are merged into one. Each costs a lookup for every name that is not
+/// found, and a mount some tens of microseconds.
+const MERGE_FROM: usize = 8;
+
+/// More than this are never mounted: if nothing merged them in the background, a restore does it first.
+const DEPTH_MAX: usize = 24;
+
+/// How long a broken download is kept to be gone on with.
+const DOWNLOAD_KEPT: Duration = Duration::from_secs(24 * 3600);
+
+/// What was done.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Tidied {
+    /// Layers whose content was hashed.
+    pub hashed: u64,
+    /// Snapshots whose layers were merged.
+    pub merged: u64,
+    /// What was taken away; `None` when somebody was building.
+    pub collected: Option<Collected>,
+    /// What could not be done. The rest was.
+    pub failed: Vec<String>,
+}
+
+impl Tidied {
+    fn note<T>(&mut self, what: impl FnOnce() -> String, result: io::Result<T>) -> Option<T> {
+        result.map_err(|error| self.failed.push(format!("{}: {error}", what()))).ok()
+    }
+}
+
+impl Store {
+    /// Does all of it. What cannot be done does not keep the rest from being done.
+    pub(crate) fn tidy(&self) -> Tidied {
+        let mut done = Tidied::default();
+        // First, because merging may need the room.
+        let collected = done.note(|| "collecting".to_owned(), self.collect()).flatten();
+        self.merge_long_chains(&mut done);
+        self.hash_pending(&mut done);
+        done.note(|| "counting".to_owned(), self.recount());
+        done.note(|| "sweeping downloads".to_owned(), self.sweep_downloads());
+        done.collected = if done.merged == 0 {
+            collected
+        } else {
+            let more = done.note(|| "collecting".to_owned(), self.collect()).flatten();
+            collected.into_iter().chain(more).reduce(Collected::plus)
+        };
+        done
+    }
+
+    /// Removes what was fetched of images, in part or whole, and nobody went on with.
+    fn sweep_downloads(&self) -> io::Result<()> {
+        let swept = (|| {
+            let blobs = BlobDir::open(&self.data().downloads())?;
+            blobs.sweep(DOWNLOAD_KEPT)?;
+            for digest in blobs.digests()? {
+                let age = fs::metadata(blobs.path(&digest)).and_then(|found| found.modified()).map(|at| at.elapsed());
+                // Whoever unpacks it right now has it open, and fetches it again if it does not.
+                if matches!(age, Ok(Ok(age)) if age >= DOWNLOAD_KEPT) {
+                    blobs.remove(&digest)?;
+                }
+            }
+            Ok(())
+        })();
+        swept.map_err(|error: BlobError| io::Error::other(error))
+    }
+
+    /// Hashes layers that were not hashed yet (L10).
+    fn hash_pending(&self, done: &mut Tidied) {
+        let Some(layers) = done.note(|| "hashing".to_owned(), self.layers()) else { return };
+        for (id, meta) in layers {
+            if meta.is_ok_and(|meta| meta.integrity == Integrity::Pending)
+                && done.note(|| format!("hashing {id}"), self.hash(&id)).is_some()
+            {
+                done.hashed += 1;
+            }
+        }
+    }
+
+    fn hash(&self, id: &LayerId) -> io::Result<()> {
+        // One at a time, so that whoever collects gets a turn.
+        let _lock = self.lock_shared()?;
+        let Some(meta) = self.layer(id)? else { return Ok(()) };
+        let opened = self.open_layer(&meta)?;
+        let (content, survey) = (viv_layer::content(&opened.parts())?, viv_layer::survey(&opened.parts())?);
+        let is_whole = survey.same_structure(&meta.survey);
+        self.update_layer(id, |meta| {
+            // Somebody who checks may have been faster.
+            if meta.integrity == Integrity::Pending {
+                meta.content = is_whole.then_some(content);
+                meta.integrity = if is_whole { Integrity::Verified } else { Integrity::Damaged };
+            }
+        })
+    }
+
+    fn merge_long_chains(&self, done: &mut Tidied) {
+        let Some(snapshots) = done.note(|| "merging".to_owned(), self.all_snapshots()) else { return };
+        for (id, file) in snapshots {
+            if let Ok(SnapshotFile::Kept(record)) = file
+                && record.of.saved.len() >= MERGE_FROM
+                && done.note(|| format!("merging the layers of {id}"), self.merge_layers(&record)) == Some(true)
+            {
+                done.merged += 1;
+            }
+        }
+    }
+
+    /// Sees to it that a snapshot does not stand on more layers than are ever mounted, nor holds more than its limit
+    /// only because of what was overwritten since.
+    pub(crate) fn bound_depth(&self, id: &SnapshotId, limit_bytes: Option<u64>) -> io::Result<()> {
+        let Some(SnapshotFile::Kept(record)) = self.read_snapshot(id)? else { return Ok(()) };
+        let half_full = match limit_bytes {
+            Some(limit) if record.of.saved.len() > 1 => self.saved_bytes(&record.of)? > limit / 2,
+            Some(_) | None => false,
+        };
+        if record.of.saved.len() > DEPTH_MAX || half_full {
+            self.merge_layers(&record)?;
+        }
+        Ok(())
+    }
+
+    /// Has a snapshot stand on one layer instead of many. Whoever uses the many keeps them; false when the snapshot
+    /// was changed or removed meanwhile.
+    fn merge_layers(&self, record: &SnapshotRecord) -> io::Result<bool> {
+        let _lock = self.lock_shared()?;
+        let place = self.new_layer_folder()?;
+        let merged = (|| {
+            let meta = self.merge_into(record, &place)?;
+            let mut after = record.of.clone();
+            after.saved = vec![meta.id.clone()];
+            self.put_layer(&place, &meta)?;
+            // If this does not come to pass, the new layer is collected.
+            self.rewrite_snapshot(&record.snapshot.id, &record.of, &after)
+        })();
+        if merged.is_err() {
+            let _ = self.discard(&place);
+        }
+        merged
+    }
+
+    fn merge_into(&self, record: &SnapshotRecord, place: &std::path::Path) -> io::Result<LayerMeta> {
+        let metas = record.of.saved.iter().map(|layer| self.need_layer(layer)).collect::<io::Result<Vec<_>>>()?;
+        let layers = metas.iter().map(|meta| self.open_layer(meta)).collect::<io::Result<Vec<_>>>()?;
+        let target = OpenedLayer::open(place, LayerForm::Folder)?;
+        fs::create_dir(target.parts())?;
+        let names: BTreeSet<_> = metas.iter().flat_map(|meta| meta.parts.iter().cloned()).collect();
+        let folders_of = |name: &String| {
+            let having = metas.iter().zip(&layers).filter(|(meta, _)| meta.parts.contains(name));
+            having.map(|(_, layer)| layer.part(name)).collect::<Vec<_>>()
+        };
+        for name in &names {
+            let folders = folders_of(name);
+            let folders: Vec<_> = folders.iter().map(std::path::PathBuf::as_path).collect();
+            viv_layer::merge(&folders, &target.part(name))?;
+        }
+        self.sync()?;
+        for name in &names {
+            let mut before = folders_of(name);
+            before.push(self.empty());
+            let (before, after) = (View::mount(&before)?, View::mount(&[target.part(name), self.empty()])?);
+            if !viv_layer::survey(&before.path())?.same_structure(&viv_layer::survey(&after.path())?) {
+                let what = format!("merging the layers of {} would change them", record.snapshot.id);
+                return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+            }
+        }
+        let id: LayerId = format!("merged-{}", super::unique().replace('.', "-")).parse()?;
+        let survey = viv_layer::survey(&target.parts())?;
+        Ok(LayerMeta {
+            id,
+            form: LayerForm::Folder,
+            parts: names.into_iter().collect(),
+            survey,
+            content: None,
+            integrity: Integrity::Pending,
+            sealed_at_ms: now_wall_ms(),
+        })
+    }
+}
