@@ -19,6 +19,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -165,6 +166,15 @@ impl PinnedDir {
 
     pub(crate) fn dir(&self) -> &InstanceDir {
         &self.dir
+    }
+
+    /// Whether the folder that has the name now is this one.
+    pub(crate) fn is_still(&self, dir: &InstanceDir) -> bool {
+        let same = || -> io::Result<bool> {
+            let (this, named) = (self.folder.metadata()?, std::fs::metadata(dir.path())?);
+            Ok((this.dev(), this.ino()) == (named.dev(), named.ino()))
+        };
+        same().unwrap_or(false)
     }
 
     /// Wall time of the last change in it.

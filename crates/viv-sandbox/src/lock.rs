@@ -1,7 +1,6 @@
 //! Locks of files that are waited for, but not for ever.
 
 use std::fs::File;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -37,7 +36,9 @@ pub(crate) fn lock(file: &File, exclusive: bool, within: Duration) -> io::Result
 
 /// One of a number of locks that names share, so that there are not as many locks as names.
 pub(crate) fn lock_bucket(folder: &Path, name: &str, buckets: u64, within: Duration) -> io::Result<File> {
-    let mut hasher = DefaultHasher::new();
-    name.hash(&mut hasher);
-    lock_file(&folder.join(format!(".lock-{:02}", hasher.finish() % buckets)), true, within)
+    // FNV-1a: every version has to choose the same one.
+    let hash = name
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
+    lock_file(&folder.join(format!(".lock-{:02}", hash % buckets)), true, within)
 }

@@ -1,5 +1,5 @@
-//! Whoever saves, merges, collects or removes may be killed at any moment: nothing that was acknowledged is lost, and
-//! the store checks clean (L10, J4).
+//! Whoever saves, merges, collects, removes or imports may be killed at any moment: nothing that was acknowledged is
+//! lost, and the store checks clean (L10, J4).
 #![allow(missing_docs, reason = "tests")]
 
 mod support;
@@ -119,6 +119,20 @@ impl Story {
         }
     }
 
+    /// Brings a snapshot in from a file, by a process that is killed.
+    async fn import(&mut self) {
+        let (newest, _) = self.kept.last().unwrap();
+        let file = self.ground.data.join("exported.snap");
+        self.ground.provider.export_snapshot(newest, &file).unwrap();
+        let said = self.run_and_kill(&["import", file.to_str().unwrap()]);
+        if let Ok(id) = said.parse::<SnapshotId>() {
+            // It was acknowledged, so it is there, whole.
+            let seen = self.ground.provider.snapshot(&id).await.unwrap();
+            let sandbox = seen.snapshot.source.sandbox;
+            self.ground.provider.remove_snapshot(&mutation(1, 0), &sandbox, &id).await.unwrap();
+        }
+    }
+
     async fn check(&self, deep: bool) {
         let checked = self.ground.provider.check_store(deep).unwrap();
         assert!(checked.is_clean(), "{checked:#?}");
@@ -171,6 +185,9 @@ async fn storm(driver: DriverKind) {
             story.killed += u64::from(child.try_wait().unwrap().is_none());
             let _ = child.kill();
             child.wait().unwrap();
+        }
+        if story.chance.below(4) == 0 {
+            story.import().await;
         }
         story.check(round % DEEP_EVERY == 0).await;
     }

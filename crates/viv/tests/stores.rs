@@ -415,3 +415,52 @@ fn a_file_that_was_changed_on_its_way_is_refused() {
     runtime.block_on(forget(&ground, &saved));
     assert_clean(&ground);
 }
+
+/// What is damaged can be brought in again, but not from under those who stand on it.
+#[tokio::test]
+async fn l11_a_damaged_layer_is_replaced_when_nobody_uses_it() {
+    let ground = Ground::new();
+    let sandbox = ground.create(Duration::from_secs(600)).await;
+    sandbox.run("echo kept > /workspace/f; echo other > /workspace/g").await;
+    let saved = save(&sandbox, false).await;
+    sandbox.destroy().await;
+    let file = ground.data.join("e.snap");
+    ground.provider.export_snapshot(&saved.id, &file).unwrap();
+    let import = || {
+        let (id, operation) = (SnapshotId::from_bytes(fresh_bytes()), OperationId::from_bytes(fresh_bytes()));
+        ground.provider.import_snapshot(&file, &id, &ground.owner, &operation)
+    };
+    let imported = import().unwrap();
+    let user = restore(&ground, &InstanceSpec::host(600_000), &imported.id).await.unwrap();
+    let layers = fs::read_dir(ground.data.join("layers/sealed")).unwrap();
+    let layer =
+        layers.map(|entry| entry.unwrap().path()).find(|path| path.is_dir() && path.to_string_lossy().contains("/b3-"));
+    fs::remove_file(layer.unwrap().join("parts/root/workspace/g")).unwrap();
+    assert!(!ground.provider.check_store(false).unwrap().is_clean());
+
+    let refused = import().unwrap_err();
+    assert!(std::error::Error::source(&refused).unwrap().to_string().contains("still there"), "{refused:?}");
+    assert_eq!(user.run("cat /workspace/f").await.0, "kept\n");
+    user.destroy().await;
+    let again = import().unwrap();
+    let restored = restore(&ground, &InstanceSpec::host(600_000), &again.id).await.unwrap();
+    assert_eq!(restored.run("cat /workspace/g").await.0, "other\n");
+    restored.destroy().await;
+    assert!(ground.provider.check_store(true).unwrap().is_clean());
+    for snapshot in [saved, imported, again] {
+        forget(&ground, &snapshot).await;
+    }
+    assert_clean(&ground);
+}
+
+/// A fork of what is gone says so at once, whatever its own id is.
+#[tokio::test]
+async fn a_fork_of_itself_is_absent() {
+    let ground = Ground::new();
+    let sandbox = SandboxId::from_bytes(fresh_bytes());
+    let source = InstanceRef { sandbox: sandbox.clone(), generation: viv_core::Generation::FIRST };
+    let spec = InstanceSpec::host(600_000);
+    let refused = ground.provider.fork(&mutation(1, 1), &sandbox, &ground.owner, &spec, &source).await;
+    assert!(matches!(refused, Err(ProviderError::Absent)), "{refused:?}");
+    assert_clean(&ground);
+}

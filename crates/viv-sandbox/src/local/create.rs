@@ -167,7 +167,13 @@ impl LocalProvider {
                 (of, Some(id.clone()), Some(held))
             }
             Origin::Living(source) => {
-                let made = self.need_record(source)?.made.ok_or_else(outdated)?;
+                // Whether there was a later one is not asked: that would take a second fence.
+                let record = self.read_record(&source.sandbox)?.ok_or(ProviderError::Absent)?;
+                if record.instance != *source {
+                    let (asked, current) = (source.generation, record.generation());
+                    return Err(ProviderError::StaleGeneration { asked, current });
+                }
+                let made = record.made.ok_or_else(outdated)?;
                 (made.of, made.parent, None)
             }
         };

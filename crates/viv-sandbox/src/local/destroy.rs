@@ -114,12 +114,17 @@ impl LocalProvider {
         let Some((pinned, mut fence, _lock)) = self.end_by_force(instance)? else { return Ok(()) };
         let sandbox = &instance.sandbox;
         last(&mut fence, pinned.dir())?;
+        let was_sealed = pinned.dir().sealed().exists();
         let hidden = self.shared.store.hide_active(instance).map_err(not_ended)?;
         let trash = discard(&self.shared.data, &self.dir(sandbox))?;
         // Taking a large sandbox apart takes its time, in which nobody waits for the fence.
         drop(fence);
         if let Some(hidden) = hidden {
             self.shared.store.take_apart(&hidden).map_err(unavailable(&hidden))?;
+        }
+        if was_sealed {
+            // It may have been the last one to refer to that layer.
+            self.tidy_later();
         }
         trash.map_or(Ok(()), |trash| take_apart(&trash, viv_layer::remove).map_err(unavailable(&trash)))
     }
@@ -182,6 +187,10 @@ impl LocalProvider {
                 continue;
             }
             let Ok(fence) = self.fence(&sandbox) else { continue };
+            // Under the fence once more: it may have been on its way out, and the next one be there by now.
+            if !is_torn(&self.dir(&sandbox)) {
+                continue;
+            }
             let held = File::open(self.dir(&sandbox).lock())
                 .is_ok_and(|lock| flock(lock, FlockOperation::NonBlockingLockExclusive).is_err());
             if !held

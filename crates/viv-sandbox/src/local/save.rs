@@ -142,6 +142,10 @@ impl LocalProvider {
             return Ok(known);
         }
         let (record, made) = self.record_to_save(instance)?;
+        // A create that failed may have been followed by another one of the same generation.
+        if !pinned.is_still(&self.dir(&instance.sandbox)) {
+            return Err(ProviderError::Absent);
+        }
         let store = &self.shared.store;
         let _layers = store.lock_shared().map_err(store_failed)?;
         let kept: Option<LayerMeta> = durable::read_json(&dir.sealed()).map_err(save_failed)?;
@@ -157,6 +161,9 @@ impl LocalProvider {
             (finished.meta, true)
         };
         let put = || {
+            if !pinned.is_still(&self.dir(&instance.sandbox)) {
+                return Err(io::Error::other("it is not there any more"));
+            }
             if is_new {
                 // From here on the layer is where this says, whatever happens.
                 durable::replace_json(&dir.sealed(), &meta)?;
@@ -423,7 +430,7 @@ fn save_failed(error: io::Error) -> ProviderError {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             ProviderError::Exhausted { limit: "disk", what: format!("saving failed: {error}") }
         }
-        _ => ProviderError::Failed { what: format!("saving failed, and everything is as it was: {error}") },
+        _ => ProviderError::Failed { what: format!("saving failed, and its files are kept as they are: {error}") },
     }
 }
 
@@ -433,7 +440,8 @@ pub(super) fn store_failed(error: io::Error) -> ProviderError {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             ProviderError::Exhausted { limit: "disk", what: error.to_string() }
         }
-        io::ErrorKind::InvalidInput => ProviderError::Invalid {
+        // Ours, not the kernel's word of the same kind.
+        io::ErrorKind::InvalidInput if error.raw_os_error().is_none() => ProviderError::Invalid {
             what: error.to_string(),
             hint: "make it anew on this machine, or restore it on one like that it comes from".to_owned(),
         },

@@ -360,14 +360,13 @@ impl Shim {
     }
 
     fn stop_running(&mut self) -> Result<(), ShimError> {
-        if self.stopped_since_boot_ms.is_none() {
-            if let Err(error) = self.cgroups.set_frozen(true, FREEZE_WITHIN) {
-                // Half frozen is worse than running.
-                let _ = self.cgroups.set_frozen(false, FREEZE_WITHIN);
-                return Err(ShimError::Failed { what: format!("it cannot be frozen: {error}") });
-            }
-            self.stopped_since_boot_ms = Some(now_boot_ms());
+        // Also when it should stand still already: a thaw that failed may have gone through after all.
+        if let Err(error) = self.cgroups.set_frozen(true, FREEZE_WITHIN) {
+            // Half frozen is worse than running.
+            let _ = self.cgroups.set_frozen(false, FREEZE_WITHIN);
+            return Err(ShimError::Failed { what: format!("it cannot be frozen: {error}") });
         }
+        self.stopped_since_boot_ms.get_or_insert_with(now_boot_ms);
         Ok(())
     }
 
@@ -375,6 +374,8 @@ impl Shim {
         if let Some(since) = self.stopped_since_boot_ms {
             // It stands in the agent's socket before the agent runs again, so no clock runs out in between (L13).
             self.tell_agent(&ControlMessage::Thawing { frozen_ms: now_boot_ms().saturating_sub(since) });
+            // What was told is told; if this has to be tried again, it counts from now.
+            self.stopped_since_boot_ms = Some(now_boot_ms());
             self.cgroups
                 .set_frozen(false, FREEZE_WITHIN)
                 .map_err(|error| ShimError::Failed { what: format!("it cannot be thawed: {error}") })?;

@@ -69,7 +69,12 @@ impl Store {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Some("its content is missing".to_owned()),
             looked => looked?,
         };
+        let looked_at = meta.sealed_at_ms;
         self.update_layer(&meta.id, |meta| {
+            if meta.sealed_at_ms != looked_at {
+                // It was replaced meanwhile.
+                return;
+            }
             meta.integrity = match (&wrong, &meta.content) {
                 (Some(_), _) => Integrity::Damaged,
                 // Somebody put right what was wrong.
@@ -97,8 +102,10 @@ impl Store {
     }
 
     fn check_records(&self, known: &BTreeSet<LayerId>, checked: &mut Checked) -> io::Result<()> {
+        // One that was made since the layers were listed is not missing.
+        let is_missing = |layer: &LayerId| !known.contains(layer) && matches!(self.layer(layer), Ok(None));
         let damage = |who: String, of: &MadeOf, damage: &mut Vec<String>| {
-            for layer in of.layers().filter(|layer| !known.contains(layer)) {
+            for layer in of.layers().filter(|layer| is_missing(layer)) {
                 damage.push(format!("{who}: its layer {layer} is missing"));
             }
         };
@@ -117,7 +124,7 @@ impl Store {
             match record.and_then(|record| record.layer_ids()) {
                 Err(error) => checked.damage.push(format!("image {name}: its record cannot be read: {error}")),
                 Ok(layers) => {
-                    for layer in layers.iter().filter(|layer| !known.contains(layer)) {
+                    for layer in layers.iter().filter(|layer| is_missing(layer)) {
                         checked.damage.push(format!("image {name}: its layer {layer} is missing"));
                     }
                 }
@@ -126,10 +133,14 @@ impl Store {
         for entry in fs::read_dir(self.data().instances())? {
             let name = entry?.file_name();
             let Some(sandbox) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
-            if let Ok(Some(record)) = self.data().instance(&sandbox).read_record()
-                && let Some(made) = record.made
-            {
-                damage(record.instance.to_string(), &made.of, &mut checked.damage);
+            match self.data().instance(&sandbox).read_record() {
+                Ok(Some(record)) => {
+                    if let Some(made) = record.made {
+                        damage(record.instance.to_string(), &made.of, &mut checked.damage);
+                    }
+                }
+                Ok(None) => {}
+                Err(error) => checked.unreadable.push(format!("{sandbox}: its record: {error}")),
             }
         }
         Ok(())

@@ -96,6 +96,13 @@ impl Store {
         Ok(found.made_from(snapshot))
     }
 
+    /// How many instances stand on a layer.
+    pub(crate) fn users_of_layer(&self, layer: &LayerId) -> io::Result<usize> {
+        let mut found = References::default();
+        self.read_instances(&mut found, &Err)?;
+        Ok(found.of(layer))
+    }
+
     fn read_references(
         &self,
         found: &mut References,
@@ -155,8 +162,11 @@ impl Store {
     pub(crate) fn collect(&self) -> io::Result<Option<Collected>> {
         let Some(lock) = self.lock_exclusive()? else { return Ok(None) };
         let references = self.references()?;
-        // A pool has a journal of its own: what referred to a layer must be gone for good before the layer is.
-        rustix::fs::syncfs(fs::File::open(self.data().instances())?)?;
+        // A pool has a journal of its own: what referred to a layer must be gone for good before the layer is. Records
+        // of snapshots are written out as they are written.
+        for folder in [self.data().instances(), self.data().images()] {
+            fs::File::open(folder)?.sync_all()?;
+        }
         let (mut collected, mut hidden) = (Collected::default(), Vec::new());
         for (id, meta) in self.layers()? {
             if references.of(&id) > 0 {

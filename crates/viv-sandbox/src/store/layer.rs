@@ -33,7 +33,7 @@ pub(crate) const WORK: &str = "work";
 const ID_BYTES_MAX: usize = 120;
 
 /// Putting a layer in place takes some milliseconds.
-const PUT_WITHIN: Duration = Duration::from_secs(30);
+const PUT_WITHIN: Duration = Duration::from_secs(8);
 
 /// The name of a layer: safe as a file name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -198,7 +198,12 @@ impl Store {
                 Some(there) if there.integrity != Integrity::Damaged => {
                     return Err(io::ErrorKind::AlreadyExists.into());
                 }
-                // Left by a process that died here (without its file it is no layer), or not what it was. It is taken
+                // What somebody stands on stays below him, whatever is wrong with it. Nobody new stands on it.
+                Some(_) if self.users_of_layer(&meta.id)? > 0 => {
+                    let what = format!("{} is damaged, and sandboxes that use it are still there", meta.id);
+                    return Err(io::Error::new(io::ErrorKind::ResourceBusy, what));
+                }
+                // Not what it was, or left by a process that died here: without its file it is no layer. It is taken
                 // apart with the rest of the trash.
                 Some(_) | None => {
                     self.hide_layer(&meta.id)?;

@@ -64,8 +64,9 @@ use driver::{Driver, DriverKind, is_btrfs};
 /// Whoever collects holds the lock for as long as it takes to read all records and to rename what goes.
 const SHARED_WITHIN: Duration = Duration::from_secs(10);
 
-/// Whoever builds a layer may hold the lock for minutes; collecting can wait for the next time.
-const EXCLUSIVE_WITHIN: Duration = Duration::from_millis(200);
+/// Whoever builds a layer may hold the lock for minutes; collecting can wait for the next time. Everybody else waits
+/// meanwhile, so it is short: who only makes a record is out by then.
+const EXCLUSIVE_WITHIN: Duration = Duration::from_millis(30);
 
 /// Making a pool takes seconds.
 const CHOOSE_WITHIN: Duration = Duration::from_secs(60);
@@ -125,9 +126,10 @@ impl Store {
         Ok(Self { data: data.clone(), layers, driver })
     }
 
-    /// Whether somebody died while taking things apart.
+    /// Whether somebody died while taking things apart, or building them. Who builds right now looks the same.
     pub(crate) fn has_trash(&self) -> bool {
-        fs::read_dir(self.layers.join("trash")).is_ok_and(|mut entries| entries.next().is_some())
+        let has_any = |folder: &str| fs::read_dir(self.layers.join(folder)).is_ok_and(|mut all| all.next().is_some());
+        has_any("trash") || has_any("tmp")
     }
 
     pub(crate) fn active(&self) -> PathBuf {

@@ -76,7 +76,11 @@ impl Store {
     /// that was: the caller has kept `meta`.
     pub(crate) fn seal_stopped(&self, instance: &InstanceRef, meta: &LayerMeta) -> io::Result<()> {
         let (active, place) = (self.active_folder(instance), self.sealed_folder(&meta.id));
-        if self.layer(&meta.id)?.is_some() {
+        if let Some(sealed) = self.layer(&meta.id)? {
+            if sealed.integrity == Integrity::Damaged {
+                let what = "what it was sealed as is damaged by now";
+                return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+            }
             return Ok(());
         }
         if active.exists() {
@@ -88,8 +92,8 @@ impl Store {
         self.write_layer(meta)
     }
 
-    /// Fills `place` with what a living instance holds right now. `living` is the folder that holds its parts; where
-    /// this copies, it stands still.
+    /// Fills `place` with what a living instance holds right now, while it stands still. `living` is the folder that
+    /// holds its parts.
     pub(crate) fn copy_live(&self, living: &Path, place: &Path) -> io::Result<(Option<Survey>, u64)> {
         if !self.driver.copies_live() {
             self.driver.snapshot(living, place)?;

@@ -14,6 +14,7 @@ use super::collect::Collected;
 use super::layer::{LayerForm, LayerId, LayerMeta, OpenedLayer};
 use super::snapshot::{SnapshotFile, SnapshotRecord};
 use super::view::View;
+use crate::lock::lock_file;
 use crate::shim::now_wall_ms;
 
 /// Saved layers above an image from which on they are merged into one. Each costs a lookup for every name that is not
@@ -51,8 +52,12 @@ impl Store {
         let mut done = Tidied::default();
         // First, because merging may need the room.
         let collected = done.note(|| "collecting".to_owned(), self.collect()).flatten();
-        self.merge_long_chains(&mut done);
-        self.hash_pending(&mut done);
+        // One at a time does what takes long; the others would do the same.
+        let busy = self.tmp().with_file_name("tidy.lock");
+        if let Ok(_alone) = lock_file(&busy, true, Duration::ZERO) {
+            self.merge_long_chains(&mut done);
+            self.hash_pending(&mut done);
+        }
         done.note(|| "counting".to_owned(), self.recount());
         done.note(|| "sweeping downloads".to_owned(), self.sweep_downloads());
         done.collected = if done.merged == 0 {
@@ -66,6 +71,9 @@ impl Store {
 
     /// Removes what was fetched of images, in part or whole, and nobody went on with.
     fn sweep_downloads(&self) -> io::Result<()> {
+        if fs::read_dir(self.data().downloads())?.next().is_none() {
+            return Ok(());
+        }
         let swept = (|| {
             let blobs = BlobDir::open(&self.data().downloads())?;
             blobs.sweep(DOWNLOAD_KEPT)?;
@@ -99,10 +107,10 @@ impl Store {
         let Some(meta) = self.layer(id)? else { return Ok(()) };
         let opened = self.open_layer(&meta)?;
         let (content, survey) = (viv_layer::content(&opened.parts())?, viv_layer::survey(&opened.parts())?);
-        let is_whole = survey.same_structure(&meta.survey);
+        let (is_whole, looked_at) = (survey.same_structure(&meta.survey), meta.sealed_at_ms);
         self.update_layer(id, |meta| {
-            // Somebody who checks may have been faster.
-            if meta.integrity == Integrity::Pending {
+            // Somebody who checks may have been faster, or it was replaced.
+            if meta.integrity == Integrity::Pending && meta.sealed_at_ms == looked_at {
                 meta.content = is_whole.then_some(content);
                 meta.integrity = if is_whole { Integrity::Verified } else { Integrity::Damaged };
             }
@@ -129,8 +137,11 @@ impl Store {
             Some(limit) if record.of.saved.len() > 1 => self.saved_bytes(&record.of)? > limit / 2,
             Some(_) | None => false,
         };
-        if record.of.saved.len() > DEPTH_MAX || half_full {
+        if record.of.saved.len() > DEPTH_MAX {
             self.merge_layers(&record)?;
+        } else if half_full {
+            // If there is no room to merge, what was asked for may fit all the same.
+            let _ = self.merge_layers(&record);
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use viv_core::{Generation, OperationId, SandboxId, SnapshotId};
-use viv_provider::{InstanceRef, Integrity, PageRequest, Provider, SaveRequest};
+use viv_provider::{InstanceRef, Integrity, PageRequest, Provider, ProviderError, SaveRequest};
 
 use super::verbs::spec;
 use super::{ByHand, NewArgs, fresh_bytes, mutation};
@@ -107,8 +107,12 @@ impl ByHand {
 
     pub(super) async fn drop_snapshots(&self, snapshots: Vec<SnapshotId>) -> anyhow::Result<ExitCode> {
         for id in snapshots {
-            let seen = self.provider.snapshot(&id).await?;
-            let sandbox = seen.snapshot.source.sandbox;
+            let sandbox = match self.provider.snapshot(&id).await {
+                Ok(seen) => seen.snapshot.source.sandbox,
+                // One whose record cannot be read is of nobody any more.
+                Err(ProviderError::Unavailable { .. }) => SandboxId::from_bytes([0; 16]),
+                Err(error) => return Err(error.into()),
+            };
             self.provider.remove_snapshot(&mutation(Generation::FIRST), &sandbox, &id).await?;
             say(id)?;
         }
