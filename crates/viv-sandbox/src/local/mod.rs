@@ -22,6 +22,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use viv_core::exec::{ExecSpec, ExecStatus, TtySize};
@@ -47,6 +48,9 @@ use crate::store::{Store, StoreConfig};
 use crate::trash;
 
 type Result<T> = std::result::Result<T, ProviderError>;
+
+/// How long somebody else who tidies is waited for. Gigabytes are hashed in seconds.
+const TIDY_WITHIN: Duration = Duration::from_secs(60);
 
 /// How a local provider is set up.
 #[derive(Debug, Clone)]
@@ -163,8 +167,12 @@ impl LocalProvider {
 
     /// Does what can wait: hashes what was saved, shortens chains of layers, takes away what nothing refers to. Blocks.
     pub fn tidy(&self) -> Tidied {
+        self.tidy_within(TIDY_WITHIN)
+    }
+
+    fn tidy_within(&self, within: Duration) -> Tidied {
         trash::empty(&self.shared.data.trash(), viv_layer::remove);
-        self.shared.store.tidy()
+        self.shared.store.tidy(within)
     }
 
     /// The same in a thread of its own, one at a time.
@@ -176,7 +184,7 @@ impl LocalProvider {
         let started = std::thread::Builder::new().name("viv-tidy".to_owned()).spawn(move || {
             let _done = Done(&this);
             // What goes wrong is found again by the next one, or by a check.
-            let _ = this.tidy();
+            let _ = this.tidy_within(Duration::ZERO);
         });
         if started.is_err() {
             drop(Done(self));
@@ -258,7 +266,7 @@ impl Drop for Done<'_> {
 
 /// Gives up after a while, and says so.
 async fn within<T>(budget_ms: u64, what: &'static str, work: impl Future<Output = Result<T>>) -> Result<T> {
-    match tokio::time::timeout(std::time::Duration::from_millis(budget_ms), work).await {
+    match tokio::time::timeout(Duration::from_millis(budget_ms), work).await {
         Ok(result) => result,
         Err(_) => Err(ProviderError::TimedOut { what, after_ms: budget_ms }),
     }

@@ -68,6 +68,9 @@ const SHARED_WITHIN: Duration = Duration::from_secs(10);
 /// meanwhile, so it is short: who only makes a record is out by then.
 const EXCLUSIVE_WITHIN: Duration = Duration::from_millis(30);
 
+/// What is built for longer than this is worth a look whether anybody still does.
+const LEFT_AFTER: Duration = Duration::from_secs(600);
+
 /// Making a pool takes seconds.
 const CHOOSE_WITHIN: Duration = Duration::from_secs(60);
 
@@ -126,10 +129,14 @@ impl Store {
         Ok(Self { data: data.clone(), layers, driver })
     }
 
-    /// Whether somebody died while taking things apart, or building them. Who builds right now looks the same.
+    /// Whether somebody died while taking things apart, or, some time ago, while building them.
     pub(crate) fn has_trash(&self) -> bool {
-        let has_any = |folder: &str| fs::read_dir(self.layers.join(folder)).is_ok_and(|mut all| all.next().is_some());
-        has_any("trash") || has_any("tmp")
+        let entries = |folder: &str| fs::read_dir(self.layers.join(folder)).into_iter().flatten().flatten();
+        let is_old = |entry: fs::DirEntry| {
+            let changed = entry.metadata().and_then(|found| found.modified());
+            changed.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > LEFT_AFTER))
+        };
+        entries("trash").next().is_some() || entries("tmp").any(is_old)
     }
 
     pub(crate) fn active(&self) -> PathBuf {

@@ -47,14 +47,15 @@ impl Tidied {
 }
 
 impl Store {
-    /// Does all of it. What cannot be done does not keep the rest from being done.
-    pub(crate) fn tidy(&self) -> Tidied {
+    /// Does all of it. What cannot be done does not keep the rest from being done. Another who is at it is waited for
+    /// so long.
+    pub(crate) fn tidy(&self, within: Duration) -> Tidied {
         let mut done = Tidied::default();
         // First, because merging may need the room.
         let collected = done.note(|| "collecting".to_owned(), self.collect()).flatten();
         // One at a time does what takes long; the others would do the same.
         let busy = self.tmp().with_file_name("tidy.lock");
-        if let Ok(_alone) = lock_file(&busy, true, Duration::ZERO) {
+        if let Ok(_alone) = lock_file(&busy, true, within) {
             self.merge_long_chains(&mut done);
             self.hash_pending(&mut done);
         }
