@@ -158,9 +158,12 @@ impl Ground {
         assert!(left.is_empty(), "mounts are left: {left:#?}");
         for folder in ["instances", "trash", "layers/active", "layers/trash"] {
             let mut left = Vec::new();
-            // Taking apart what nothing refers to goes on in the background.
+            // Taking apart goes on in the background, and what others left who were killed is taken apart by who tidies.
             let gone = eventually_quietly(|| {
                 left = fs::read_dir(self.data.join(folder)).unwrap().map(|entry| entry.unwrap().path()).collect();
+                if !left.is_empty() {
+                    self.provider.tidy();
+                }
                 left.is_empty()
             });
             assert!(gone, "folders are left: {left:?}");
