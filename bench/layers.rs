@@ -112,7 +112,7 @@ impl Bench {
                 self.provider.remove_snapshot(&mutation(), &sandbox, id).await.unwrap();
             }
             sync();
-            // For some seconds ext4 passes over every inode that was just removed, one by one, when it makes a file.
+            // ext4 avoids inodes that were removed a moment ago, and looks at each: let that pass.
             std::thread::sleep(SETTLE);
         }
         let (hibernate, live, peer) = (median(hibernates), median(lives), median(copies));
