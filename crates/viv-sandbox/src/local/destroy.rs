@@ -43,7 +43,7 @@ impl LocalProvider {
             if !there {
                 return Ok(());
             }
-            self.ask_to_end(mutation, sandbox).await?;
+            self.ask_to_end(sandbox, &ShimRequest::Destroy { mutation: mutation.clone() }).await?;
             let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
             self.blocking(move |this| this.finish_destroy(&mutation, &sandbox)).await
         })
@@ -78,13 +78,11 @@ impl LocalProvider {
     }
 
     /// The shim's way first: it knows its children. Refusals count; silence does not.
-    async fn ask_to_end(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()> {
-        let request = ShimRequest::Destroy { mutation: mutation.clone() };
-        let dir = self.dir(sandbox);
-        match tokio::time::timeout(SHIM_WITHIN, shim_client::ask(&dir, &request)).await {
+    pub(super) async fn ask_to_end(&self, sandbox: &SandboxId, request: &ShimRequest) -> Result<()> {
+        match tokio::time::timeout(SHIM_WITHIN, shim_client::ask(&self.dir(sandbox), request)).await {
             Ok(Ok(ShimReply::Error(error))) => match ProviderError::from(error) {
-                // It is ending already.
-                ProviderError::Expired => Ok(()),
+                // It is ending already, for another reason.
+                ProviderError::Expired | ProviderError::NotRunning { .. } => Ok(()),
                 refused => Err(refused),
             },
             Ok(_) | Err(_) => Ok(()),

@@ -19,13 +19,13 @@ use viv_provider::{
     SaveCost, SaveRequest, Snapshot, SnapshotSeen,
 };
 
-use super::shim_client::{self, Held};
+use super::shim_client::Held;
 use super::{LocalProvider, Result, unavailable, within};
 use crate::durable;
 use crate::layout::{InstanceRecord, Made};
 use crate::lock::lock_file;
 use crate::shim::now_wall_ms;
-use crate::shim::proto::{ShimReply, ShimRequest};
+use crate::shim::proto::ShimRequest;
 use crate::store::collect::References;
 use crate::store::layer::{LayerId, LayerMeta};
 use crate::store::seal::{Finished, Source};
@@ -35,9 +35,6 @@ use crate::wait::elapsed_us;
 
 /// Snapshots on one page of a listing, unless asked for fewer.
 const PAGE_MAX: usize = 256;
-
-/// A shim that has not ended its instance by then is not waited for any more, but killed.
-const END_WITHIN: Duration = Duration::from_secs(6);
 
 impl LocalProvider {
     pub(super) async fn save_instance(
@@ -64,7 +61,7 @@ impl LocalProvider {
             }
             known?;
             if !live {
-                self.ask_to_end_for_saving(mutation, sandbox).await?;
+                self.ask_to_end(sandbox, &ShimRequest::EndToSave { mutation: mutation.clone() }).await?;
             }
             let mutation = mutation.clone();
             self.blocking(move |this| {
@@ -116,19 +113,6 @@ impl LocalProvider {
             Some(SnapshotFile::Removed { .. }) => {
                 Err(ProviderError::Conflict { what: format!("{} was removed", request.snapshot) })
             }
-        }
-    }
-
-    /// The shim's way first, as when destroying.
-    async fn ask_to_end_for_saving(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()> {
-        let request = ShimRequest::EndToSave { mutation: mutation.clone() };
-        match tokio::time::timeout(END_WITHIN, shim_client::ask(&self.dir(sandbox), &request)).await {
-            Ok(Ok(ShimReply::Error(error))) => match ProviderError::from(error) {
-                // It is ending already, for another reason.
-                ProviderError::Expired | ProviderError::NotRunning { .. } => Ok(()),
-                refused => Err(refused),
-            },
-            Ok(_) | Err(_) => Ok(()),
         }
     }
 
