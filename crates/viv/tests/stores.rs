@@ -464,3 +464,31 @@ async fn a_fork_of_itself_is_absent() {
     assert!(matches!(refused, Err(ProviderError::Absent)), "{refused:?}");
     assert_clean(&ground);
 }
+
+/// L10: what does not show its identity is not acknowledged, its files are kept, and the next try succeeds.
+#[tokio::test]
+async fn l10_a_save_that_fails_its_check_keeps_everything() {
+    for ground in both() {
+        let sandbox = ground.create(Duration::from_millis(1500)).await;
+        sandbox.run("echo kept > /workspace/f").await;
+        ground.provider.wait_end(&sandbox.instance()).await.unwrap();
+        let root = ground.data.join("layers/active").join(format!("{}.1/parts/root", sandbox.id));
+        let identity = root.join(".vivarium/identity.json");
+        let right = fs::read(&identity).unwrap();
+        fs::write(&identity, String::from_utf8(right.clone()).unwrap().replace(":1}", ":7}")).unwrap();
+        let refused = ground.provider.save(&mutation(1, 1), &sandbox.id, &request(false)).await;
+        assert!(matches!(&refused, Err(ProviderError::Failed { what }) if what.contains("identity")), "{refused:?}");
+        assert!(matches!(sandbox.state().await, InstanceState::Ended(_)));
+        let listed = ground.provider.snapshots(&ground.owner, PageRequest::default()).await.unwrap();
+        assert!(listed.items.is_empty() && root.join("workspace/f").exists(), "{listed:?}");
+
+        fs::write(&identity, right).unwrap();
+        let saved = save(&sandbox, false).await;
+        sandbox.destroy().await;
+        let restored = restore(&ground, &InstanceSpec::host(600_000), &saved.id).await.unwrap();
+        assert_eq!(restored.run("cat /workspace/f").await.0, "kept\n");
+        restored.destroy().await;
+        forget(&ground, &saved).await;
+        assert_clean(&ground);
+    }
+}
