@@ -1,5 +1,5 @@
 # Two targets for everybody: `make up` and `make test`. `make help` lists the rest.
-.PHONY: help up test prepare build fmt lint deny unit bench soak clean
+.PHONY: help up down sim test prepare build fmt lint deny unit quota cgroups kernels guest-tests bench soak clean
 
 CARGO ?= cargo
 TOOLS := $(CURDIR)/.tools
@@ -8,10 +8,13 @@ export PATH := $(TOOLS)/bin:$(HOME)/.cargo/bin:$(PATH)
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-up: ## install what is missing, build, run a first sandbox, say what to try next
+up: ## install what is missing, build, start the daemon, run a first sandbox, say what to try next
 	@scripts/prepare build
 	$(CARGO) build --release --package viv --locked
-	@scripts/first-sandbox target/release/viv
+	@scripts/up target/release/viv
+
+down: ## end the daemon; its sandboxes run on
+	@scripts/down
 
 test: ## install what the tests need and run the whole suite
 	@scripts/prepare test
@@ -36,14 +39,34 @@ unit: ## all tests
 deny: ## licences, sources and duplicate crates
 	$(CARGO) deny --all-features check --hide-inclusion-graph licenses bans sources
 
-bench: ## memory of an idle sandbox, time of the basic verbs, cost of saving
+quota: ## the tests of project quota, in a guest whose kernel has it (some minutes)
+	@scripts/guest-tests quota
+
+cgroups: ## limits on cgroup v2 alone, for root, delegated and by a real systemd; core dumps (in guests, half an hour)
+	@scripts/guest-tests cgroups
+	@scripts/guest-tests systemd
+	@scripts/guest-tests speed
+
+kernels: ## a part of the suite, in guests with kernels that users have (an hour)
+	@for suite in bookworm bookworm-backports trixie-backports; do \
+	    KERNEL_SUITE=$$suite scripts/guest-tests kernel || exit 1; done
+
+guest-tests: quota cgroups kernels ## all of these
+
+bench: ## memory of an idle sandbox, time of the basic verbs, cost of saving, limits of speed, neighbours of bombs, the store, the daemon
 	@scripts/prepare test
 	$(CARGO) build --release --package viv --locked
-	$(CARGO) bench --package viv --bench idle --bench layers --locked
+	$(CARGO) bench --package viv --bench idle --bench layers --bench speed --bench bombs --bench daemon --locked
+	$(CARGO) bench --package viv-agent --bench confine --locked
+	$(CARGO) bench --package viv-store --bench store --locked
 
 soak: ## the leak and crash tests, longer: CYCLES=5000 make soak
 	VIV_LEAK_CYCLES=$${CYCLES:-3000} VIV_CRASHES=$${CYCLES:-3000} \
 		$(CARGO) nextest run --release --package viv --test leaks --test crashes --locked
+	VIV_STORE_CRASHES=$${CYCLES:-3000} $(CARGO) nextest run --release --package viv-store --test crash --locked
+
+sim: ## many simulated worlds: SEEDS=20000 make sim
+	VIV_SIM_SEEDS=$${SEEDS:-5000} $(CARGO) nextest run --release --package viv-chaos --locked
 
 clean: ## remove what was built
 	$(CARGO) clean

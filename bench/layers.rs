@@ -19,14 +19,15 @@ use common::{fresh, median, mutation, ratio, show, timed};
 /// Repetitions of each.
 const ROUNDS: usize = 3;
 
-/// How long a filesystem needs until what was removed before does not matter any more.
-const SETTLE: Duration = Duration::from_secs(6);
-
 /// Rounds of saving and restoring, to see whether they slow down.
 const CYCLES: usize = 100;
 
+/// Snapshots that a sandbox keeps which hibernates every day.
+const KEPT: usize = 5;
+
 /// Room for a gigabyte of changes several times.
 const POOL_BYTES: u64 = 12 << 30;
+const GROUND_BYTES: u64 = 14 << 30;
 
 /// What is changed, and by which script.
 const CHANGES: [(&str, &str); 5] = [
@@ -38,9 +39,11 @@ const CHANGES: [(&str, &str); 5] = [
 ];
 
 fn main() {
+    // `cargo bench --bench layers -- cycles`: only what has this in its name.
+    let wanted = std::env::args().skip(1).find(|argument| !argument.starts_with("--")).unwrap_or_default();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     for driver in [DriverKind::Plain, DriverKind::Btrfs] {
-        runtime.block_on(bench(driver));
+        runtime.block_on(bench(driver, &wanted));
     }
 }
 
@@ -49,9 +52,10 @@ struct Bench {
     owner: OwnerMark,
 }
 
-async fn bench(driver: DriverKind) {
+async fn bench(driver: DriverKind, wanted: &str) {
     let folder = tempfile::Builder::new().prefix("viv-bench-").tempdir().unwrap();
-    let data = folder.path().join("data");
+    let ground = Ground::new(folder.path());
+    let data = ground.0.join("data");
     let mut config = LocalConfig::new(data.clone(), env!("CARGO_BIN_EXE_viv").into());
     config.cgroup_prefix = format!("viv-bench-{}", std::process::id());
     config.store = StoreConfig { driver: Some(driver), pool_bytes: Some(POOL_BYTES) };
@@ -61,15 +65,44 @@ async fn bench(driver: DriverKind) {
     println!(
         "  change        hibernate (of it: flush)   restore     fork        live save   stood still   cp -a       hibernate, live of cp"
     );
-    for (change, script) in CHANGES {
+    for (change, script) in CHANGES.into_iter().filter(|(change, _)| change.contains(wanted)) {
         bench.measure(&data, change, script).await;
     }
-    bench.cycles().await;
+    if "cycles".contains(wanted) {
+        bench.cycles(CYCLES).await;
+        bench.cycles(KEPT).await;
+    }
     drop(bench);
     if driver == DriverKind::Btrfs {
-        // Whoever still tidies keeps it until he is done.
-        let _ = Command::new("umount").arg("--lazy").arg(data.join("layers")).status();
+        unmount(&data.join("layers"));
     }
+}
+
+/// A filesystem as users have it: ext4 with a journal, in a file. The machine's own may be something else; without a
+/// journal, ext4 looks at each inode that was removed in the last minutes before it takes another.
+struct Ground(PathBuf);
+
+impl Ground {
+    fn new(folder: &Path) -> Self {
+        let (file, place) = (folder.join("disk"), folder.join("mounted"));
+        std::fs::File::create(&file).unwrap().set_len(GROUND_BYTES).unwrap();
+        std::fs::create_dir(&place).unwrap();
+        let run = |command: &mut Command| assert!(command.status().unwrap().success(), "{command:?}");
+        run(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&file));
+        run(Command::new("mount").args(["-o", "loop"]).arg(&file).arg(&place));
+        Self(place)
+    }
+}
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        unmount(&self.0);
+    }
+}
+
+/// Whoever still tidies keeps it until he is done.
+fn unmount(place: &Path) {
+    let _ = Command::new("umount").arg("--lazy").arg(place).status();
 }
 
 impl Bench {
@@ -112,8 +145,6 @@ impl Bench {
                 self.provider.remove_snapshot(&mutation(), &sandbox, id).await.unwrap();
             }
             sync();
-            // ext4 avoids inodes that were removed a moment ago, and looks at each: let that pass.
-            std::thread::sleep(SETTLE);
         }
         let (hibernate, live, peer) = (median(hibernates), median(lives), median(copies));
         println!(
@@ -130,18 +161,19 @@ impl Bench {
         );
     }
 
-    /// The same sandbox, saved and restored again and again.
-    async fn cycles(&self) {
+    /// The same sandbox, saved and restored again and again, with so many snapshots kept. What it holds stays the same,
+    /// so that only the rounds can make a difference.
+    async fn cycles(&self, kept: usize) {
         let sandbox = SandboxId::from_bytes(fresh());
         let spec = InstanceSpec::host(3_600_000);
         let mut generation = 1;
         self.provider.create(&mutation(), &sandbox, &self.owner, &spec).await.unwrap();
-        let (mut saves, mut restores, mut snapshots) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut saves, mut restores, mut peers, mut snapshots) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for round in 0..CYCLES {
             let mut of = mutation();
             of.generation = Generation(generation);
             let instance = InstanceRef { sandbox: sandbox.clone(), generation: of.generation };
-            self.run(&instance, &format!("echo {round} > /workspace/f{round}")).await;
+            self.run(&instance, &format!("echo {round} > /workspace/f")).await;
             let request = SaveRequest { snapshot: SnapshotId::from_bytes(fresh()), live: false, memory: false };
             let started = Instant::now();
             self.provider.save(&of, &sandbox, &request).await.unwrap();
@@ -152,18 +184,29 @@ impl Bench {
             let started = Instant::now();
             self.provider.restore(&of, &sandbox, &self.owner, &spec, &request.snapshot).await.unwrap();
             restores.push(started.elapsed());
+            // The peer: what the machine itself does from round to round.
+            let other = SandboxId::from_bytes(fresh());
+            peers.push(timed(self.provider.create(&mutation(), &other, &self.owner, &spec)).await);
+            self.provider.destroy(&mutation(), &other).await.unwrap();
             snapshots.push(request.snapshot);
+            if snapshots.len() > kept {
+                let oldest = snapshots.remove(0);
+                self.provider.remove_snapshot(&of, &sandbox, &oldest).await.unwrap();
+            }
         }
-        let ends = |times: &[Duration]| (median(times[..10].to_vec()), median(times[CYCLES - 10..].to_vec()));
+        let part = CYCLES / 3;
+        let ends = |times: &[Duration]| (median(times[..part].to_vec()), median(times[CYCLES - part..].to_vec()));
         let ((save_first, save_last), (restore_first, restore_last)) = (ends(&saves), ends(&restores));
+        let (peer_first, peer_last) = ends(&peers);
         println!(
-            "  {CYCLES} cycles: save {} at first, {} at last ({:.2}); restore {}, {} ({:.2})",
+            "  {CYCLES} cycles, {kept} snapshots kept: save {} at first, {} at last ({:.2}); restore {}, {} ({:.2}); a new sandbox ({:.2})",
             show(save_first),
             show(save_last),
             ratio(save_last, save_first),
             show(restore_first),
             show(restore_last),
             ratio(restore_last, restore_first),
+            ratio(peer_last, peer_first),
         );
         let mut of = mutation();
         of.generation = Generation(generation);

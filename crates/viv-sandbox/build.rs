@@ -11,7 +11,8 @@ fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let target = env::var("TARGET").expect("cargo sets TARGET");
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    for watched in ["crates/viv-agent/src", "crates/viv-agent/Cargo.toml", "crates/viv-core/src", "Cargo.lock"] {
+    let of_agent = ["src", "build.rs", "seccomp", "Cargo.toml"].map(|name| format!("crates/viv-agent/{name}"));
+    for watched in of_agent.iter().map(String::as_str).chain(["crates/viv-core/src", "Cargo.lock"]) {
         println!("cargo::rerun-if-changed={}", workspace.join(watched).display());
     }
 

@@ -2,34 +2,58 @@
 //!
 //! Inside a sandbox it takes no arguments. `--home DIR --root DIR` runs it
 //! elsewhere, for tests: `DIR/run` stands for [`viv_agent::proto::RUN_DIR`].
+//! As a command inside, `--echo TEXT` writes the text: see [`viv_agent::proto::ECHO_VERB`].
 
 mod agent;
 mod conn;
 mod error;
 mod exec;
 mod files;
+mod limits;
 mod ports;
+mod seccomp;
 mod sys;
 
+use std::ffi::OsString;
 use std::io::{self, Read};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, open};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::CapabilitySet;
-use viv_agent::proto::{AgentConfig, CONFIG, EXECUTIONS, HOME, SOCKET};
+use viv_agent::proto::{AGENT_LOG, AgentConfig, BOOT_ID, CONFIG, ECHO_VERB, EXECUTIONS, HOME, SOCKET, TRANSIENT};
 
 use agent::{Agent, Origin, Places, Wake};
 
 /// A configuration is an environment and some numbers.
 const CONFIG_BYTES_MAX: u64 = 4 << 20;
 
+/// Where programs look for the id of this run of the machine.
+const KERNELS_BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
 fn main() {
+    if let Some(code) = echo(std::env::args_os().skip(1)) {
+        sys::exit_now(code);
+    }
     if let Err(cause) = boot() {
         error::say(&format!("cannot start: {cause}"));
         sys::exit_now(1);
     }
+}
+
+/// As a command inside, which is all that an image without any program has: writes a text and a newline. `None` when that
+/// was not asked for.
+fn echo(mut arguments: impl Iterator<Item = OsString>) -> Option<i32> {
+    if arguments.next()? != ECHO_VERB {
+        return None;
+    }
+    let mut line = arguments.next().unwrap_or_default().into_vec();
+    line.push(b'\n');
+    // In one piece, and past the buffer, which would be written after this has to tell how it went.
+    let written = rustix::io::write(rustix::stdio::stdout(), &line);
+    Some(i32::from(written != Ok(line.len())))
 }
 
 fn boot() -> io::Result<()> {
@@ -38,16 +62,33 @@ fn boot() -> io::Result<()> {
     sys::frugal_malloc();
     sys::block_signals()?;
     let (home, root) = arguments()?;
-    let run = home.join("run");
+    let mut run = home.join("run");
     let config = read_config(&run.join(CONFIG))?;
     let is_init = rustix::process::getpid().as_raw_nonzero().get() == 1;
+    let mut keeper = sys::Keeper::Absent;
+    // Without an id of its own, what the kernel otherwise refuses for the ids' sake has to be kept in other ways.
+    let shares_id = is_init && config.confine && config.keeper_id == 0;
     if is_init {
         if let Err(cause) = sys::loopback_up() {
             error::say(&format!("the loopback interface stays down: {cause}"));
         }
-        sys::drop_capabilities(CapabilitySet::NET_ADMIN)?;
-        if sys::become_keeper(config.keeper_id)? {
-            sys::rely_on_id()?;
+        match sys::cover(&run.join(BOOT_ID), Path::new(KERNELS_BOOT_ID)) {
+            Ok(()) => {}
+            // gVisor does not tell it.
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => {}
+            Err(cause) => error::say(&format!("the machine's boot id is seen: {cause}")),
+        }
+        if shares_id {
+            run = withdraw(&run)?;
+        }
+        if config.confine {
+            sys::drop_capabilities(CapabilitySet::NET_ADMIN | CapabilitySet::SYS_ADMIN)?;
+        }
+        keeper = if shares_id { sys::Keeper::Alike } else { sys::become_keeper(config.keeper_id)? };
+        match keeper {
+            sys::Keeper::Apart => sys::rely_on_id()?,
+            sys::Keeper::Seen => keep_log(&run.join(AGENT_LOG), config.keeper_id)?,
+            sys::Keeper::Absent | sys::Keeper::Alike => {}
         }
     } else {
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
@@ -61,12 +102,18 @@ fn boot() -> io::Result<()> {
         run,
         is_init,
     };
-    std::fs::DirBuilder::new().recursive(true).create(places.run.join(EXECUTIONS))?;
+    for folder in [EXECUTIONS, TRANSIENT] {
+        std::fs::DirBuilder::new().recursive(true).create(places.run.join(folder))?;
+    }
     let listener = listen(&places.run.join(SOCKET))?;
     let children = sys::child_signals()?;
+    let origin = origin(keeper);
+    // Before any thread is started: those inherit it.
+    let confinement = seccomp::Confinement::enter(&config, shares_id)?;
     let agent: &'static Agent = Box::leak(Box::new(Agent {
         fencing: agent::fence::Fencing::new(config.identity.generation, config.token),
-        origin: origin(),
+        origin,
+        confinement,
         connections: agent::connections::Connections::default(),
         control: agent::control::Control::new(is_init),
         reserve: agent::reserve::Reserve::default(),
@@ -111,14 +158,45 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-fn origin() -> Origin {
-    let open_files = getrlimit(Resource::Nofile);
-    // Every execution and connection takes a few; without this the agent lives with less.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: open_files.maximum, maximum: open_files.maximum });
+/// gVisor says yes to it and does nothing. For PID 1, which gets every orphan, it changes nothing.
+fn has_subreapers() -> bool {
+    use rustix::process::{Pid, child_subreaper, set_child_subreaper};
+    // The number does not matter, but for gVisor, which takes no other than 1.
+    set_child_subreaper(Some(Pid::INIT)).is_ok() && child_subreaper().is_ok_and(|set| set.is_some())
+}
+
+/// Says what there is to say in a file of ours. The descriptors that we were given lead to the host's log,
+/// which root inside could write to if he finds them.
+fn keep_log(path: &Path, keeper_id: u32) -> io::Result<()> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = open(path, flags, Mode::RUSR | Mode::WUSR)?;
+    std::os::unix::fs::fchown(&file, Some(keeper_id), Some(keeper_id))?;
+    sys::log_to(&file)
+}
+
+/// Takes a folder out of everybody's sight but ours: covers it, and answers a path that leads to what is below.
+///
+/// That path goes through a descriptor, so it is of use in this process only, and for no other one with the same id,
+/// since our descriptors are hidden.
+fn withdraw(folder: &Path) -> io::Result<PathBuf> {
+    let below = open(folder, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    sys::cover_folder(folder).map_err(|cause| {
+        io::Error::other(format!("the agent's folder cannot be kept from commands, which have its id: {cause}"))
+    })?;
+    let path = PathBuf::from(format!("/proc/self/fd/{}", below.as_raw_fd()));
+    // It is needed until the process ends.
+    std::mem::forget(below);
+    Ok(path)
+}
+
+fn origin(keeper: sys::Keeper) -> Origin {
+    limits::lower();
     Origin {
-        open_files,
+        open_files: limits::raise_open_files(),
         privileged: rustix::thread::capabilities(None).is_ok_and(|held| !held.permitted.is_empty()),
         // The agent itself needs none. With the capability, only the user namespace can forbid it.
         groups_fixed: rustix::thread::set_thread_groups(&[]) == Err(rustix::io::Errno::PERM),
+        keeper,
+        has_subreapers: has_subreapers(),
     }
 }

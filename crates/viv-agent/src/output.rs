@@ -25,11 +25,11 @@
 
 use std::fs::File;
 use std::io::{self, IoSlice, Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, fstat, openat, renameat, unlinkat};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, Uid, fchown, fstat, openat, renameat, unlinkat};
 use viv_core::exec::{ExecStatus, Stream};
 
 use crate::frame::ChunkHeader;
@@ -110,6 +110,7 @@ impl Log {
         if self.current.is_none() {
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::APPEND | OFlags::CLOEXEC;
             let file = openat(&self.dir, segment_name(self.offset), flags, Mode::RUSR | Mode::WUSR)?;
+            keep_as(&self.dir, &file)?;
             self.current = Some(file.into());
             self.segments.push(Segment { start: self.offset, bytes: 0 });
         }
@@ -200,6 +201,15 @@ fn decode_record_header(header: [u8; RECORD_HEADER_BYTES]) -> Option<(Stream, us
 
 fn open_dir(dir: &Path) -> io::Result<OwnedFd> {
     Ok(openat(CWD, dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// A file belongs to whom its directory belongs to, also where that is not who made it.
+fn keep_as(dir: impl AsFd, file: impl AsFd) -> io::Result<()> {
+    let (above, made) = (fstat(dir)?, fstat(&file)?);
+    if (above.st_uid, above.st_gid) != (made.st_uid, made.st_gid) {
+        fchown(file, Some(Uid::from_raw(above.st_uid)), Some(Gid::from_raw(above.st_gid)))?;
+    }
+    Ok(())
 }
 
 /// Opens a plain file of ours for reading, whatever somebody may have put in its place.
@@ -381,6 +391,7 @@ pub fn write_status(dir: &Path, status: &ExecStatus) -> io::Result<()> {
     let dir = open_dir(dir)?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut file = File::from(openat(&dir, STATUS_NEW, flags, Mode::RUSR | Mode::WUSR)?);
+    keep_as(&dir, &file)?;
     file.write_all(&serde_json::to_vec(status)?)?;
     Ok(renameat(&dir, STATUS_NEW, &dir, STATUS)?)
 }

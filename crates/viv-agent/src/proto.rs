@@ -31,9 +31,10 @@
 //! number, older ones included. `tests/golden` keeps old conversations alive.
 
 use serde::{Deserialize, Serialize};
-use viv_core::exec::{ExecSpec, ExecStatus, TtySize};
+pub use viv_core::Identity;
+use viv_core::exec::{ExecSpec, ExecStatus, TRANSIENT_KEPT_MS, TtySize};
 use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked};
-use viv_core::{ExecutionId, FencingToken, Generation, OperationId, SandboxId};
+use viv_core::{ExecutionId, FencingToken, Generation, OperationId};
 
 /// The version of these messages.
 pub const PROTOCOL: u32 = 1;
@@ -50,21 +51,34 @@ pub const SOCKET: &str = "agent.sock";
 /// The agent's configuration below [`RUN_DIR`], an [`AgentConfig`] as JSON.
 pub const CONFIG: &str = "agent.json";
 
+/// The instance's own boot id below [`RUN_DIR`]. Programs read it where the kernel shows its own.
+pub const BOOT_ID: &str = "boot_id";
+
+/// Limits that were changed since, below [`RUN_DIR`]: an [`AgentLimits`] as JSON, looked at before every command.
+pub const LIMITS: &str = "limits.json";
+
 /// The executions below [`RUN_DIR`], a directory for each: see [`crate::output`].
 pub const EXECUTIONS: &str = "exec";
+
+/// The same for transient executions, which leave nothing: nobody but the agent looks into it.
+pub const TRANSIENT: &str = "transient";
+
+/// What the agent has to say, below [`RUN_DIR`], where its standard error cannot be kept from those inside.
+pub const AGENT_LOG: &str = "agent.log";
+
+/// What makes the agent's own program write its next argument and a newline, and end: a command that every sandbox has,
+/// whatever its image holds.
+pub const ECHO_VERB: &str = "--echo";
+
+/// The name of the ability to forget transient executions, in [`Hello::features`].
+pub const TRANSIENT_FEATURE: &str = "transient_executions";
+
+/// The agent's own program, as commands find it.
+pub const AGENT: &str = "/.vivarium/agent";
 
 /// The identity of the instance, an [`Identity`] as JSON: in the root
 /// filesystem itself, so that reading it shows that the root is there (T2).
 pub const IDENTITY: &str = "/.vivarium/identity.json";
-
-/// Which instance this is.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Identity {
-    /// The sandbox.
-    pub sandbox: SandboxId,
-    /// The incarnation.
-    pub generation: Generation,
-}
 
 /// What the supervisor tells the agent before it starts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,6 +101,21 @@ pub struct AgentConfig {
     /// How many ended executions are remembered; the oldest are forgotten, output and all.
     #[serde(default = "default_ended_max")]
     pub ended_executions_max: usize,
+    /// How long a transient execution that nobody read is remembered after its end.
+    #[serde(default = "default_transient_kept_ms")]
+    pub transient_kept_ms: u64,
+    /// How many files a command may have open at once, as far as whoever started the agent may; `None` leaves the
+    /// limit as it was found.
+    #[serde(default)]
+    pub open_files: Option<u64>,
+    /// How many processes the sandbox may have; `None` where that is not bounded. The cgroup is what keeps it, the agent
+    /// only sees to it that those who want more are refused before they cost anything.
+    #[serde(default)]
+    pub processes: Option<u64>,
+    /// Whether workloads are confined: seccomp filters, no capabilities, no new privileges. Without, a sandbox is
+    /// none: only for showing that these are what keeps it closed.
+    #[serde(default = "default_confine")]
+    pub confine: bool,
 }
 
 impl AgentConfig {
@@ -97,8 +126,27 @@ impl AgentConfig {
     pub const ENDED_EXECUTIONS_MAX: usize = 512;
 }
 
+/// Limits of commands that start from now on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentLimits {
+    /// Like [`AgentConfig::open_files`].
+    #[serde(default)]
+    pub open_files: Option<u64>,
+    /// Like [`AgentConfig::processes`].
+    #[serde(default)]
+    pub processes: Option<u64>,
+}
+
 fn default_output_bytes_max() -> u64 {
     AgentConfig::OUTPUT_BYTES_MAX
+}
+
+fn default_confine() -> bool {
+    true
+}
+
+fn default_transient_kept_ms() -> u64 {
+    TRANSIENT_KEPT_MS
 }
 
 fn default_ended_max() -> usize {
@@ -128,8 +176,12 @@ pub enum Request {
     /// The supervisor's own connection. With it come, as `SCM_RIGHTS`, the
     /// descriptors that `descriptors` names, in that order. While the agent has
     /// had one and lost it, it ends itself and everything with it (L5).
+    ///
+    /// `hears` names what the supervisor understands beside [`AgentMessage::Unverifiable`].
     Control {
         descriptors: Vec<Descriptor>,
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        hears: Vec<String>,
     },
     /// End accepted connections, this one last and the control connection too,
     /// accept no new one for a moment, and live on without supervisor for
@@ -379,4 +431,16 @@ pub enum AgentMessage {
         /// What it is.
         what: String,
     },
+    /// The first process of an execution was killed for memory. Only to a supervisor that hears it.
+    OomKilled {
+        /// Whose.
+        execution: ExecutionId,
+        /// Its pid inside.
+        pid: Option<u32>,
+    },
+}
+
+impl AgentMessage {
+    /// What a supervisor that hears of [`AgentMessage::OomKilled`] says.
+    pub const OOM_KILLED: &str = "oom_killed";
 }

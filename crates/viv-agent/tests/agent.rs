@@ -19,9 +19,12 @@ fn it_says_who_it_is() {
     assert_eq!((hello.protocol, hello.identity.generation), (PROTOCOL, Generation(3)));
     assert!(hello.features.iter().any(|feature| feature == "exec_start"));
     assert_eq!(agent.take_control(Vec::new()).unwrap(), hello);
-    assert_eq!(agent.connect().call(&Request::Control { descriptors: vec![] }).unwrap_err().code, ErrorCode::Conflict);
     assert_eq!(
-        agent.call(&Request::Control { descriptors: vec![Descriptor::Cgroup] }).unwrap_err().code,
+        agent.connect().call(&Request::Control { descriptors: vec![], hears: vec![] }).unwrap_err().code,
+        ErrorCode::Conflict
+    );
+    assert_eq!(
+        agent.call(&Request::Control { descriptors: vec![Descriptor::Cgroup], hears: vec![] }).unwrap_err().code,
         ErrorCode::Invalid
     );
 }

@@ -391,6 +391,41 @@ fn the_oldest_ended_ones_are_forgotten() {
 }
 
 #[test]
+fn t2_a_transient_one_leaves_nothing() {
+    for killing in killings() {
+        let agent = TestAgent::start(killing);
+        let folder = |name: &str| std::fs::read_dir(agent.exec_dir(&new_id()).parent().unwrap().with_file_name(name));
+        let is_listed = || matches!(agent.call(&Request::ExecList), Ok(Answer::Execs(list)) if !list.is_empty());
+        let id = agent.start_exec(&ExecSpec { transient: true, ..shell("sleep 1000") });
+        assert!(!is_listed());
+        agent.cancel(&id);
+        assert_eq!(agent.output(&id).state(), ExecState::Cancelled);
+        let is_known = || agent.call(&Request::ExecStatus { id: id.clone() }).is_ok();
+        eventually("it is forgotten", || !is_known());
+        eventually("its output is removed", || folder("transient").unwrap().count() == 0);
+        assert_eq!(folder("exec").unwrap().count(), 0);
+        assert!(!is_listed());
+    }
+}
+
+#[test]
+fn t2_a_transient_one_that_nobody_reads_is_forgotten_after_a_while() {
+    let agent = TestAgent::start_with(Killing::Subreaper, |config| config.transient_kept_ms = 200);
+    let id = agent.start_exec(&ExecSpec { transient: true, ..shell("true") });
+    eventually("it is forgotten", || agent.call(&Request::ExecStatus { id: id.clone() }).is_err());
+    // A hundred that nobody reads are not all kept, however long each may be.
+    let agent = TestAgent::start(Killing::Subreaper);
+    for _ in 0..100 {
+        agent.start_exec(&ExecSpec { transient: true, ..shell("true") });
+    }
+    let known = || match agent.call(&Request::Health) {
+        Ok(Answer::Health(health)) => (health.running, health.known),
+        other => panic!("{other:?}"),
+    };
+    eventually("the oldest are forgotten", || known() == (0, 64));
+}
+
+#[test]
 fn many_at_once() {
     for killing in killings() {
         let agent = TestAgent::start(killing);

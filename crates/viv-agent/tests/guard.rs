@@ -107,9 +107,10 @@ fn no_two_commands_share_a_session_keyring() {
         // No keyrings here.
         return;
     }
-    let agent = TestAgent::start(Killing::Subreaper);
-    let run = || agent.output(&agent.start_exec(&spec(&["perl", "-e", &script]))).stdout();
-    let (first, second) = (run(), run());
+    let run = |agent: &TestAgent| agent.output(&agent.start_exec(&spec(&["perl", "-e", &script]))).stdout();
+    assert_eq!(run(&TestAgent::start(Killing::Subreaper)), "-1", "who is confined cannot even ask");
+    let agent = TestAgent::start_with(Killing::Subreaper, |config| config.confine = false);
+    let (first, second) = (run(&agent), run(&agent));
     assert!(first.parse::<u32>().is_ok() && second.parse::<u32>().is_ok(), "{first} {second}");
     assert!(mine != first && mine != second && first != second, "{mine} {first} {second}");
 }

@@ -26,7 +26,13 @@ pub struct ExecSpec {
     pub limit_ms: Option<u64>,
     /// Keep at most this much of its output; the agent's default when absent.
     pub output_bytes_max: Option<u64>,
+    /// Leave nothing: it is in no listing, and once it has ended, its status and output are forgotten when they were
+    /// read to their end, or [`TRANSIENT_KEPT_MS`] later. It runs like any other. For probes, which change nothing (T2).
+    pub transient: bool,
 }
+
+/// How long a transient execution that nobody read to its end is remembered after it.
+pub const TRANSIENT_KEPT_MS: u64 = 30_000;
 
 /// Size of a terminal in characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,13 +1,19 @@
-//! The words of Vivarium that every other crate shares.
+//! The words of Vivarium that every other crate shares, and the life of a sandbox as a pure state machine.
 //!
 //! Architecture invariant: this crate does no I/O, reads no clock, draws no
 //! random number and knows no async runtime. Time and randomness are arguments.
 #![forbid(unsafe_code)]
 
+pub mod capability;
 pub mod cause;
 pub mod exec;
 pub mod file;
 pub mod id;
+pub mod identity;
+pub mod lifecycle;
+pub mod limits;
+pub mod spec;
 
 pub use cause::EndCause;
 pub use id::{ExecutionId, FencingToken, Generation, IdError, OperationId, OwnerMark, SandboxId, SnapshotId};
+pub use identity::Identity;

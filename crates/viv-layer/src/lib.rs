@@ -2,8 +2,9 @@
 //!
 //! A layer holds ordinary entries, *whiteouts* (character devices 0/0: the name
 //! is gone from what lies below) and *opaque* folders (`trusted.overlay.opaque`
-//! is `y`: nothing of the folder below shows through). The ids on disk are the
-//! ids inside the sandbox.
+//! is `y`: nothing of the folder below shows through; an ordinary user's layers
+//! have that mark by another name, see [`Marks`]). The ids on disk are the ids
+//! inside the sandbox.
 //!
 //! ```text
 //!   survey, content, lines   what is in a layer: to compare, to name, to read
@@ -48,3 +49,4 @@ pub use crate::pack::{Form, Packer};
 pub use crate::remove::remove;
 pub use crate::survey::{Survey, content, lines, survey};
 pub use crate::unpack::{Bound, Bounds, UnpackError, Unpacked, unpack};
+pub use crate::xattr::Marks;

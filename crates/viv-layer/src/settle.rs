@@ -8,9 +8,10 @@ use rustix::fs::{
     AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, Uid, chmod, chownat, fchmod, fchown,
     futimens, mknodat, openat, utimensat,
 };
+use rustix::io::Errno;
 
 use crate::meta::{Kind, Time};
-use crate::xattr::Holder;
+use crate::xattr::{Holder, Marks};
 
 /// Owner, permissions and time of an entry to be.
 #[derive(Debug, Clone, Copy)]
@@ -26,6 +27,16 @@ impl Look {
     fn owner(&self) -> (Option<Uid>, Option<Gid>) {
         (Some(Uid::from_raw(self.uid)), Some(Gid::from_raw(self.gid)))
     }
+
+    /// A user namespace has only so many ids.
+    fn not_owned(&self, errno: Errno) -> io::Error {
+        if errno == Errno::INVAL && Marks::of_this_process() == Marks::User {
+            let Self { uid, gid, .. } = self;
+            let why = format!("it belongs to user {uid} and group {gid}, and you were not given that many ids");
+            return io::Error::new(io::ErrorKind::InvalidInput, why);
+        }
+        errno.into()
+    }
 }
 
 /// Gives an entry its attributes in the one order that keeps them all: a change
@@ -40,13 +51,13 @@ pub(crate) fn settle(
     let mode = Mode::from_raw_mode(look.mode);
     match holder {
         Holder::Open(file) => {
-            fchown(file, uid, gid)?;
+            fchown(file, uid, gid).map_err(|errno| look.not_owned(errno))?;
             attributes(holder)?;
             fchmod(file, mode)?;
             futimens(file, &times(look.mtime))?;
         }
         Holder::Named(folder, name) => {
-            chownat(folder, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;
+            chownat(folder, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW).map_err(|errno| look.not_owned(errno))?;
             attributes(holder)?;
             // A link has no permissions. Of the rest, the path of an `O_PATH` descriptor can only mean the entry itself.
             if look.kind != Kind::Link {

@@ -1,8 +1,16 @@
 //! Extended attributes: which of them belong to a layer, and reaching them without opening anything.
+//!
+//! Root's overlays keep their marks in `trusted.overlay.`; those that an
+//! ordinary user mounts in a user namespace keep them in `user.overlay.`, and
+//! what somebody inside calls so gets one more `overlay.` in its name. All of
+//! this crate but [`Holder`] speaks of root's names, so that archives and
+//! digests are the same whoever wrote the layer.
 
+use std::borrow::Cow;
 use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::OnceLock;
 
 use rustix::buffer::spare_capacity;
 use rustix::fs::{
@@ -10,6 +18,7 @@ use rustix::fs::{
     llistxattr_query, lsetxattr,
 };
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 
 pub(crate) const OPAQUE: &CStr = c"trusted.overlay.opaque";
 pub(crate) const OPAQUE_VALUE: &[u8] = b"y";
@@ -18,6 +27,58 @@ pub(crate) const DEFAULT_ACL: &CStr = c"system.posix_acl_default";
 /// The kernel's own bounds: `XATTR_LIST_MAX` and `XATTR_SIZE_MAX`.
 const LIST_BYTES_MAX: usize = 65_536;
 pub(crate) const VALUE_BYTES_MAX: usize = 65_536;
+
+/// Where the overlays that this process mounts keep their marks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Marks {
+    /// In `trusted.overlay.`, as root of the machine.
+    #[default]
+    Trusted,
+    /// In `user.overlay.`, as everybody else.
+    User,
+}
+
+impl Marks {
+    /// What the kernel allows to this process, by its user namespace.
+    pub fn of_this_process() -> Self {
+        static FOUND: OnceLock<Marks> = OnceLock::new();
+        *FOUND.get_or_init(|| {
+            let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+            let whole = map.split_ascii_whitespace().eq(["0", "0", "4294967295"]);
+            if whole { Self::Trusted } else { Self::User }
+        })
+    }
+
+    /// What an attribute is called on disk.
+    fn on_disk(self, name: &CStr) -> Cow<'_, CStr> {
+        let bytes = name.to_bytes();
+        match (self, bytes.strip_prefix(TRUSTED), bytes.strip_prefix(USER)) {
+            (Self::User, Some(mark), _) => Cow::Owned(joined(&[USER, mark])),
+            (Self::User, None, Some(data)) => Cow::Owned(joined(&[USER, ESCAPE, data])),
+            (Self::User, None, None) | (Self::Trusted, ..) => Cow::Borrowed(name),
+        }
+    }
+
+    /// What root would call an attribute.
+    fn off_disk(self, name: &CStr) -> CString {
+        match (self, name.to_bytes().strip_prefix(USER)) {
+            (Self::User, Some(rest)) => match rest.strip_prefix(ESCAPE) {
+                Some(data) => joined(&[USER, data]),
+                None => joined(&[TRUSTED, rest]),
+            },
+            (Self::User, None) | (Self::Trusted, _) => name.to_owned(),
+        }
+    }
+}
+
+const TRUSTED: &[u8] = b"trusted.overlay.";
+const USER: &[u8] = b"user.overlay.";
+const ESCAPE: &[u8] = b"overlay.";
+
+fn joined(parts: &[&[u8]]) -> CString {
+    CString::new(parts.concat()).expect("parts of names have no NUL")
+}
 
 /// What has attributes: something open, or a name in an open folder. The latter
 /// goes by `/proc`, which neither opens it nor follows it if it is a link.
@@ -56,6 +117,7 @@ impl Holder<'_> {
 
     /// The value of an attribute; none if it has gone.
     fn value(&self, name: &CStr) -> io::Result<Option<Vec<u8>>> {
+        let name = &*Marks::of_this_process().on_disk(name);
         let mut value = Vec::with_capacity(VALUE_BYTES_MAX);
         let read = match self {
             Self::Open(file) => fgetxattr(file, name, spare_capacity(&mut value)),
@@ -69,6 +131,7 @@ impl Holder<'_> {
     }
 
     pub(crate) fn set(&self, name: &CStr, value: &[u8]) -> io::Result<()> {
+        let name = &*Marks::of_this_process().on_disk(name);
         match self {
             Self::Open(file) => fsetxattr(file, name, value, XattrFlags::empty()),
             Self::Named(folder, entry) => lsetxattr(proc_path(*folder, entry), name, value, XattrFlags::empty()),
@@ -81,7 +144,7 @@ impl Holder<'_> {
 pub(crate) fn strip(folder: BorrowedFd<'_>, given: impl Fn(&[u8]) -> bool) -> io::Result<()> {
     for name in &Attributes::list(Holder::Open(folder))?.names {
         if given(name.to_bytes()) {
-            fremovexattr(folder, &**name)?;
+            fremovexattr(folder, &*Marks::of_this_process().on_disk(name))?;
         }
     }
     Ok(())
@@ -103,8 +166,9 @@ impl<'a> Attributes<'a> {
         let mut names = Vec::new();
         for name in list.split_inclusive(|&byte| byte == 0) {
             let name = CStr::from_bytes_with_nul(name).map_err(io::Error::other)?;
+            let name = Marks::of_this_process().off_disk(name);
             match class(name.to_bytes()) {
-                Class::Ours => names.push(name.to_owned()),
+                Class::Ours => names.push(name),
                 Class::Bookkeeping => {}
                 Class::Elsewhere => {
                     let why = format!("{} says that part of it is in another layer", name.to_string_lossy());
@@ -159,11 +223,34 @@ fn class(name: &[u8]) -> Class {
         b"trusted.overlay.opaque" => Class::Ours,
         b"trusted.overlay.redirect" | b"trusted.overlay.metacopy" => Class::Elsewhere,
         b"security.selinux" | b"security.ima" | b"security.evm" => Class::Bookkeeping,
-        // Those of `user.overlay.` mean nothing to mounts of ours: they are somebody's data inside.
+        // Those of `user.overlay.` mean nothing to root's mounts: they are somebody's data inside.
         _ if name.starts_with(b"trusted.overlay.") => Class::Bookkeeping,
         _ => {
             let spaces: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"system.posix_acl_"];
             if spaces.iter().any(|space| name.starts_with(space)) { Class::Ours } else { Class::Bookkeeping }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_of_a_user_are_roots_by_another_name() {
+        let both = [
+            (c"user.overlay.opaque", c"trusted.overlay.opaque"),
+            (c"user.overlay.origin", c"trusted.overlay.origin"),
+            (c"user.overlay.overlay.opaque", c"user.overlay.opaque"),
+            (c"user.overlay.overlay.overlay.x", c"user.overlay.overlay.x"),
+            (c"user.mine", c"user.mine"),
+            (c"security.capability", c"security.capability"),
+        ];
+        for (disk, neutral) in both {
+            assert_eq!(&*Marks::User.off_disk(disk), neutral);
+            assert_eq!(&*Marks::User.on_disk(neutral), disk);
+            assert_eq!(&*Marks::Trusted.off_disk(disk), disk);
+            assert_eq!(&*Marks::Trusted.on_disk(disk), disk);
         }
     }
 }

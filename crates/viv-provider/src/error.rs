@@ -1,5 +1,6 @@
 //! What can go wrong at a provider: a closed list.
 
+use viv_core::spec::Invalid;
 use viv_core::{FencingToken, Generation, IdError};
 
 use crate::capability::Capability;
@@ -133,5 +134,11 @@ impl ProviderError {
 impl From<IdError> for ProviderError {
     fn from(error: IdError) -> Self {
         Self::Invalid { what: error.to_string(), hint: "ids look like sbx_01h…, letters and digits only".to_owned() }
+    }
+}
+
+impl From<Invalid> for ProviderError {
+    fn from(Invalid { what, hint }: Invalid) -> Self {
+        Self::Invalid { what, hint }
     }
 }

@@ -6,6 +6,10 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use viv_core::{EndCause, FencingToken, Generation, OperationId, OwnerMark, SandboxId, SnapshotId};
 
+use viv_core::capability::Capability;
+use viv_core::limits::{OomKill, ResourceLimits};
+use viv_core::spec::{Image, Network};
+
 /// Goes with every change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mutation {
@@ -34,47 +38,17 @@ impl fmt::Display for InstanceRef {
     }
 }
 
-/// What an instance is made of.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Image {
-    /// The provider's own userland: on a local machine, the machine's.
-    #[default]
-    Host,
-    /// A directory that holds a root filesystem; it is only read.
-    Directory {
-        /// Absolute path.
-        path: String,
-    },
-    /// Something that the provider knows by name.
-    Named {
-        /// The name.
-        name: String,
-    },
-}
-
-/// Limits. `None` leaves a resource unlimited.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct ResourceLimits {
-    /// Thousandths of one processor.
-    pub cpu_millis: Option<u64>,
-    /// Memory.
-    pub memory_bytes: Option<u64>,
-    /// Processes and threads.
-    pub processes: Option<u64>,
-    /// Disk.
-    pub disk_bytes: Option<u64>,
-}
-
 /// What to make.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InstanceSpec {
     /// What it is made of.
     pub image: Image,
-    /// Limits.
+    /// Limits; what is not said has the provider's default.
     #[serde(default)]
     pub limits: ResourceLimits,
+    /// How it is connected.
+    #[serde(default)]
+    pub network: Network,
     /// Environment of every command in it.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
@@ -98,6 +72,7 @@ impl InstanceSpec {
         Self {
             image: Image::Host,
             limits: ResourceLimits::default(),
+            network: Network::default(),
             env: BTreeMap::new(),
             workdir: default_workdir(),
             labels: BTreeMap::new(),
@@ -193,6 +168,9 @@ pub struct Usage {
     pub processes: Option<u64>,
     /// Times that the kernel killed for memory.
     pub oom_kills: Option<u64>,
+    /// The last of them.
+    #[serde(default)]
+    pub oom_last: Option<OomKill>,
 }
 
 /// An instance as it was seen.
@@ -206,6 +184,12 @@ pub struct Observation {
     pub deadline: Option<Deadline>,
     /// Figures, where the provider has them.
     pub usage: Option<Usage>,
+    /// The limits in force, or that were when it ended.
+    #[serde(default)]
+    pub limits: Option<ResourceLimits>,
+    /// What it has to do without, since it could not be had where it was made; with the reasons.
+    #[serde(default)]
+    pub lacks: BTreeMap<Capability, String>,
     /// Wall time of the look.
     pub observed_at_ms: u64,
     /// Who was asked.
@@ -340,4 +324,31 @@ pub struct DiskUsage {
     pub shared_bytes: u64,
     /// What it may have beyond its image.
     pub limit_bytes: Option<u64>,
+}
+
+/// Where an operator finds what an instance consists of, as seen from the machine that it runs on.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Whereabouts {
+    /// The process that holds it, while that lives.
+    pub supervisor_pid: Option<u32>,
+    /// The process that serves it inside, while that lives.
+    pub agent_pid: Option<u32>,
+    /// The mount point of its root filesystem, in the mount namespace of the supervisor
+    /// (`nsenter -t SUPERVISOR_PID -m`).
+    pub root: Option<String>,
+    /// The same root with all that is mounted in it, for looking into from outside.
+    pub root_view: Option<String>,
+    /// Its cgroups, as folders, while they are there.
+    pub cgroups: Vec<String>,
+    /// The folder with its record and its logs.
+    pub folder: Option<String>,
+}
+
+/// What one of those who keep an instance wrote down last.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogPart {
+    /// Who: `shim`, `agent`.
+    pub name: String,
+    /// Whole lines, the oldest first. Those inside can have a hand in what the agent says.
+    pub text: String,
 }

@@ -17,18 +17,19 @@
 //! Architecture invariant: nothing here knows HTTP, a database or a kernel.
 #![forbid(unsafe_code)]
 
-pub mod capability;
 pub mod conformance;
 pub mod error;
 pub mod instance;
 pub mod provider;
 pub mod sim;
 
-pub use capability::{Capabilities, Capability};
 pub use error::ProviderError;
 pub use instance::{
-    Deadline, DeadlineChange, DiskUsage, Ended, Image, InstanceRef, InstanceSpec, InstanceState, Integrity, Listed,
-    Mutation, Observation, ObservedVia, Page, PageRequest, ResourceLimits, SaveCost, SaveRequest, Snapshot,
-    SnapshotSeen, Usage,
+    Deadline, DeadlineChange, DiskUsage, Ended, InstanceRef, InstanceSpec, InstanceState, Integrity, Listed, LogPart,
+    Mutation, Observation, ObservedVia, Page, PageRequest, SaveCost, SaveRequest, Snapshot, SnapshotSeen, Usage,
+    Whereabouts,
 };
-pub use provider::{ByteReader, Dialled, FileWrite, OutputStream, Provider, WatchStream};
+pub use provider::{ByteReader, Dialled, FileWrite, OutputStream, Provider, WatchStream, probe};
+pub use viv_core::capability::{self, Capabilities, Capability};
+pub use viv_core::limits::{self, OomKill, ResourceLimits, UNLIMITED};
+pub use viv_core::spec::{Egress, Image, Network};

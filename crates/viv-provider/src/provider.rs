@@ -4,14 +4,15 @@ use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
 use viv_core::exec::{ExecSpec, ExecStatus, OutputEvent, TtySize};
 use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked, WatchEvent};
-use viv_core::{ExecutionId, OwnerMark, SandboxId, SnapshotId};
+use viv_core::{ExecutionId, Identity, OwnerMark, SandboxId, SnapshotId};
 
 use crate::capability::Capabilities;
 use crate::error::ProviderError;
 use crate::instance::{
-    Deadline, DeadlineChange, DiskUsage, Ended, InstanceRef, InstanceSpec, Mutation, Observation, Page, PageRequest,
-    SaveRequest, Snapshot, SnapshotSeen,
+    Deadline, DeadlineChange, DiskUsage, Ended, InstanceRef, InstanceSpec, LogPart, Mutation, Observation, Page,
+    PageRequest, SaveRequest, Snapshot, SnapshotSeen, Whereabouts,
 };
+use crate::limits::ResourceLimits;
 
 type Result<T> = std::result::Result<T, ProviderError>;
 
@@ -34,6 +35,14 @@ pub trait OutputStream: Send {
 pub trait WatchStream: Send {
     /// The next change; `None` when the instance ended.
     async fn next(&mut self) -> Result<Option<WatchEvent>>;
+}
+
+/// How long the command of an exec probe may take (T2).
+const PROBE_WITHIN_MS: u64 = 2_000;
+
+/// An exec probe that runs this command: transient, with a limit, and no more output kept than it may have.
+pub fn probe(argv: Vec<String>) -> ExecSpec {
+    ExecSpec { argv, limit_ms: Some(PROBE_WITHIN_MS), transient: true, ..ExecSpec::default() }
 }
 
 /// How to write a file.
@@ -118,6 +127,20 @@ pub trait Provider: Send + Sync {
     /// before it is answered, `Expired` once it has passed (L5).
     async fn extend(&self, mutation: &Mutation, sandbox: &SandboxId, change: DeadlineChange) -> Result<Deadline>;
 
+    /// Changes limits of what lives, frozen or not, and answers with all that are
+    /// in force then; durable before it is answered. What is not said stays.
+    ///
+    /// Fewer processes or a smaller disk than are in use end nothing: no more
+    /// are given. Less memory than is in use, and cannot be given back, is a
+    /// `Conflict`. A limit of open files is of commands that start from now on.
+    /// What is `Invalid` together with what stays is refused as a whole.
+    async fn set_limits(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        change: &ResourceLimits,
+    ) -> Result<ResourceLimits>;
+
     /// Takes the processors away and keeps the memory. Freezing the frozen
     /// answers the same. The limits of executions stand still, the hard
     /// deadline does not. Executions and their output can still be read;
@@ -196,7 +219,9 @@ pub trait Provider: Send + Sync {
     /// Starts a command. The id is the caller's, so a repeated call finds what
     /// the first one started, by whichever operation; with another spec it is a
     /// `Conflict`. A command that cannot start is an execution that `Failed`,
-    /// not an error; an empty one is `Invalid`.
+    /// not an error; an empty one is `Invalid`. A transient one is told of by
+    /// its id alone and forgotten as [`ExecSpec::transient`] says, at the
+    /// latest with its instance; its id is free from then on.
     async fn execute(
         &self,
         mutation: &Mutation,
@@ -205,10 +230,31 @@ pub trait Provider: Send + Sync {
         spec: &ExecSpec,
     ) -> Result<ExecStatus>;
 
+    /// A command that exists in every image of this provider, and writes
+    /// exactly the nonce and a newline: what an exec probe runs (T2), along the
+    /// path of every other command. The nonce is letters and digits.
+    fn probe_spec(&self, nonce: &str) -> ExecSpec {
+        probe(vec!["echo".to_owned(), nonce.to_owned()])
+    }
+
+    /// Reads the instance's identity file from inside, along the path of every
+    /// other read of a file (T2): an unmounted root or an agent that hangs
+    /// shows here. `Failed` when what is there is no identity, or the root is
+    /// not what was mounted.
+    async fn identity(&self, instance: &InstanceRef) -> Result<Identity>;
+
+    /// Where an operator finds what the instance consists of, alive or ended
+    /// (T8). What cannot be told is left out.
+    async fn whereabouts(&self, instance: &InstanceRef) -> Result<Whereabouts>;
+
+    /// The last lines of what those who keep the instance wrote down, at most
+    /// so many bytes of each, alive or ended. Whoever was silent is left out.
+    async fn log_tail(&self, instance: &InstanceRef, bytes_max: u64) -> Result<Vec<LogPart>>;
+
     /// How an execution stands, also after the instance ended.
     async fn execution(&self, instance: &InstanceRef, execution: &ExecutionId) -> Result<ExecStatus>;
 
-    /// All executions that are still known, oldest first.
+    /// All executions that are still known but the transient, oldest first.
     async fn executions(&self, instance: &InstanceRef) -> Result<Vec<ExecStatus>>;
 
     /// Reads output from an offset on; with `follow`, until the execution ends.

@@ -73,7 +73,42 @@ mod modest {
     use super::*;
     use viv_provider::Capability;
     viv_provider::conformance_tests!(SimWorld::new(|clock| {
-        let some = [Capability::HardDeadline, Capability::SaveStopped, Capability::Restore, Capability::Usage];
+        let some = [
+            Capability::HardDeadline,
+            Capability::SaveStopped,
+            Capability::Restore,
+            Capability::Usage,
+            Capability::LimitMemory,
+            Capability::LimitsLive,
+        ];
         SimProvider::with_capabilities(clock, some.into_iter().fold(Capabilities::default(), Capabilities::with))
     }));
+}
+
+/// The suite does not wait for this, because real providers would have to.
+#[tokio::test]
+async fn a_transient_execution_that_nobody_reads_is_forgotten() {
+    use viv_core::exec::TRANSIENT_KEPT_MS;
+    use viv_core::{ExecutionId, FencingToken, Generation, OperationId, SandboxId};
+    use viv_provider::{InstanceRef, Mutation, ProviderError};
+
+    let world = SimWorld::new(SimProvider::new);
+    let sandbox = SandboxId::from_bytes(world.fresh_bytes());
+    let generation = Generation::FIRST;
+    let mutation = || Mutation {
+        operation: OperationId::from_bytes(world.fresh_bytes()),
+        generation,
+        token: FencingToken(1),
+        budget_ms: 1_000,
+    };
+    let instance = InstanceRef { sandbox: sandbox.clone(), generation };
+    world.provider.create(&mutation(), &sandbox, &world.owner(), &world.spec()).await.unwrap();
+    let execution = ExecutionId::from_bytes(world.fresh_bytes());
+    let spec = world.provider.probe_spec("nonce");
+    world.provider.execute(&mutation(), &sandbox, &execution, &spec).await.unwrap();
+    world.clock.advance(TRANSIENT_KEPT_MS - 1);
+    assert!(world.provider.execution(&instance, &execution).await.unwrap().state.is_final());
+    world.clock.advance(1);
+    let told = world.provider.execution(&instance, &execution).await;
+    assert!(matches!(told, Err(ProviderError::NotFound { .. })), "{told:?}");
 }

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -72,7 +73,8 @@ fn write_beside(path: &Path, content: &[u8], sync: bool) -> io::Result<()> {
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let beside = folder.join(format!(".{name}.{}.{count}", std::process::id()));
     let written = (|| {
-        let mut file = File::create(&beside)?;
+        // Records hold what was given in confidence (S6).
+        let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
         file.write_all(content)?;
         if sync {
             file.sync_data()?;

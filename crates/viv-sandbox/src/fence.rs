@@ -15,7 +15,7 @@ use viv_core::{FencingToken, Generation, SandboxId};
 use viv_provider::{Ended, Mutation, ProviderError};
 
 use crate::durable;
-use crate::lock::lock_bucket;
+use crate::lock::{lock_bucket, renew_buckets};
 
 /// Locks are shared by sandboxes, so that their number is bounded.
 const LOCKS: u64 = 64;
@@ -62,6 +62,11 @@ impl Fences {
         // On a disk that is full already there is none, and a destroy has to do without.
         let _ = durable::make_reserve(&folder.join(RESERVE));
         Ok(Self { folder })
+    }
+
+    /// Whoever holds a lock now holds nobody any more. Only for who knows that it can do nothing.
+    pub(crate) fn renew_locks(&self) -> io::Result<()> {
+        renew_buckets(&self.folder, LOCKS)
     }
 
     /// Takes the lock and reads. Waits while another holds it, which nobody
@@ -219,6 +224,19 @@ mod tests {
         // A destroy that began before does not lower what came after.
         lock().bury(&mutation(2, 4), destroyed()).unwrap();
         assert!(matches!(lock().admit_create(&mutation(3, 8)), Err(ProviderError::Fenced { .. })));
+    }
+
+    #[test]
+    fn j8_a_lock_that_a_frozen_owner_holds_holds_nobody_who_renews_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let fences = Fences::open(folder.path().to_owned()).unwrap();
+        let sandbox = SandboxId::from_bytes([9; 16]);
+        let _held = fences.lock(&sandbox).unwrap();
+        let again = || lock_bucket(folder.path(), sandbox.as_str(), LOCKS, Duration::ZERO);
+        assert_eq!(again().unwrap_err().kind(), io::ErrorKind::TimedOut);
+        fences.renew_locks().unwrap();
+        let _mine = again().unwrap();
+        assert_eq!(again().unwrap_err().kind(), io::ErrorKind::TimedOut, "the new one holds others");
     }
 
     #[test]

@@ -7,15 +7,19 @@
 //!       record.json                what was asked for
 //!       shim.lock                  locked for as long as the shim or its guard lives
 //!       shim.json  shim.sock  shim.log
+//!       init.json  init.pid        the container's first process
 //!       deadline.json  exit.json
 //!       run/                       /.vivarium/run inside: socket, executions, output
 //!       sealed.json                which layer its writable one became, when it was saved
+//!       resolv.conf                what names are resolved by inside, when there is a network
 //!       bundle/  runtime/          OCI bundle, state of the OCI runtime
+//!     ids/<first id>               whose range of the host's ids it is: see `ids`
 //!     trash/                       instances on their way out
 //!     agent/  host/
 //!     layers/ …                    what they are made of: see `store`
 //! ```
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -24,11 +28,13 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use viv_core::{FencingToken, Generation, OperationId, OwnerMark, SandboxId, SnapshotId};
-use viv_provider::{InstanceRef, InstanceSpec};
+use viv_provider::{Capability, InstanceRef, InstanceSpec};
 
+use crate::cgroup::Layout;
 use crate::durable;
+use crate::hardening::Hardening;
 use crate::rootfs::{IdRange, RootPlan};
-use crate::runtime::Runtime;
+use crate::runtime::{Kernel, Runtime};
 use crate::store::plan::MadeOf;
 
 /// The data folder of a local provider.
@@ -59,6 +65,10 @@ impl DataDir {
     /// What is made of the machine's own userland.
     pub(crate) fn host(&self) -> PathBuf {
         self.0.join("host")
+    }
+
+    pub(crate) fn ids(&self) -> PathBuf {
+        self.0.join("ids")
     }
 
     pub(crate) fn images(&self) -> PathBuf {
@@ -123,6 +133,8 @@ impl InstanceDir {
         record = "record.json",
         lock = "shim.lock",
         identity = "shim.json",
+        first = "init.json",
+        first_pid = "init.pid",
         socket = "shim.sock",
         log = "shim.log",
         deadline = "deadline.json",
@@ -133,6 +145,7 @@ impl InstanceDir {
         saving = "save.lock",
         bundle = "bundle",
         runtime = "runtime",
+        resolv_conf = "resolv.conf",
     }
 
     pub(crate) fn execution(&self, execution: &viv_core::ExecutionId) -> PathBuf {
@@ -194,13 +207,23 @@ pub(crate) struct InstanceRecord {
     pub(crate) spec: InstanceSpec,
     pub(crate) boot_id: String,
     pub(crate) runtime: Runtime,
+    #[serde(default)]
+    pub(crate) kernel: Kernel,
     pub(crate) ids: IdRange,
+    #[serde(default)]
+    pub(crate) hardening: Hardening,
+    /// What this machine could not give it.
+    #[serde(default)]
+    pub(crate) lacks: BTreeMap<Capability, String>,
     /// `None` in one that an older version made; those cannot be saved.
     #[serde(default)]
     pub(crate) made: Option<Made>,
     pub(crate) agent: PathBuf,
     /// Below every cgroup hierarchy; the instance's own cgroup is a child of it.
     pub(crate) cgroup_prefix: String,
+    /// Where its cgroups are; `None` in one that an older version made, where they are below the hierarchies' roots.
+    #[serde(default)]
+    pub(crate) cgroup_layout: Option<Layout>,
     pub(crate) create_budget_ms: u64,
 }
 

@@ -13,6 +13,8 @@
 //! - [`shim`] is what `viv shim` runs. It outlives whoever started it.
 //! - [`runtime`] makes the container: libcontainer in a helper process
 //!   (`viv oci-run`), or a named OCI runtime binary.
+//! - [`ordinary`] is how those who are not root come to be root of something;
+//!   [`machine`] says what this machine gives them.
 //! - [`cgroup`], `rootfs` and `bundle` are what the shim builds from.
 //!
 //! Architecture invariant: no state lives only in the provider. What it knows
@@ -23,25 +25,35 @@ mod bundle;
 pub mod cgroup;
 mod durable;
 mod fence;
+mod hardening;
+mod ids;
 mod layout;
+mod linux;
 pub mod local;
 mod lock;
+pub mod machine;
+pub mod network;
+pub mod ordinary;
 pub mod process;
 mod rootfs;
 pub mod runtime;
 pub mod shim;
 mod store;
 mod sys;
+#[cfg(test)]
+mod test_disk;
 mod trash;
 mod wait;
 
+pub use hardening::Hardening;
+pub use ids::IdPool;
 pub use local::{LocalConfig, LocalProvider, OpenError};
 pub use rootfs::IdRange;
-pub use runtime::Runtime;
+pub use runtime::{Found, Kernel, Runtime, RuntimeError};
 pub use store::StoreConfig;
 pub use store::check::Checked;
 pub use store::collect::Collected;
-pub use store::driver::DriverKind;
+pub use store::driver::{DriverKind, LimitedBy};
 pub use store::error::StoreError;
 pub use store::image::{ImageProgress, ImageRecord, OnProgress, RunConfig};
 pub use store::oci::{Destination, ExportSource};

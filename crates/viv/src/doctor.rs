@@ -3,42 +3,103 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use viv_provider::Provider;
+use viv_api::daemon::Doctor;
+use viv_provider::{Capability, Provider};
+use viv_sandbox::machine::{self, State};
+use viv_sandbox::{Found, Kernel, LocalProvider};
 
-use crate::place::Place;
+use crate::client;
+use crate::fail::Failure;
+use crate::place::{self, Place};
+use crate::settings::Global;
+use crate::text::word;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     place: Place,
-    /// For programs
-    #[arg(long)]
-    json: bool,
 }
 
-pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let provider = args.place.open()?;
-    let (capabilities, driver) = (provider.capabilities(), provider.driver());
+pub(crate) fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
+    let data = global.by_hand()?;
+    let entered = place::enter();
+    let findings = machine::findings(entered.as_ref().copied());
+    // What was found is worth saying also where there can be no provider.
+    let provider = entered.map_err(anyhow::Error::from).and_then(|_| args.place.open(data));
+    // After the namespace was entered, which takes a process with one thread; asking may start others.
+    let daemon = asked(global);
     let mut out = io::stdout().lock();
-    if args.json {
-        let all = serde_json::json!({
-            "version": env!("CARGO_PKG_VERSION"),
-            "layers": driver.to_string(),
-            "capabilities": capabilities,
-        });
+    if global.json {
+        let mut all = serde_json::json!({ "version": env!("CARGO_PKG_VERSION"), "findings": findings });
+        match &daemon {
+            Ok(said) => all["daemon"] = serde_json::to_value(said)?,
+            Err(why) => all["daemon_unreachable"] = why.clone().into(),
+        }
+        if let Ok(provider) = &provider {
+            all["layers"] = provider.driver().to_string().into();
+            let runtime = runtime(provider)?;
+            all["runtime"] = runtime.version.clone().into();
+            all["kernel"] = serde_json::to_value(runtime.kernel)?;
+            all["limit_disk_by"] = serde_json::to_value(provider.limited_by())?;
+            all["capabilities"] = serde_json::to_value(provider.capabilities())?;
+        }
         writeln!(out, "{all:#}")?;
-        return Ok(ExitCode::SUCCESS);
+        return provider.map(|_| ExitCode::SUCCESS);
     }
-    writeln!(out, "viv {}, layers kept by the {driver} driver", env!("CARGO_PKG_VERSION"))?;
+    writeln!(out, "viv {}", env!("CARGO_PKG_VERSION"))?;
+    for finding in &findings {
+        let state = match finding.state {
+            State::Ok => "ok  ",
+            State::Degraded => "less",
+            State::Missing => "no  ",
+        };
+        writeln!(out, "  {state} {}: {}", finding.what, finding.meaning)?;
+        if let Some(remedy) = &finding.remedy {
+            writeln!(out, "       to have it: {remedy}")?;
+        }
+    }
+    match &daemon {
+        Ok(said) => {
+            writeln!(out, "the daemon, on the {} provider", said.provider)?;
+            for finding in &said.findings {
+                write!(out, "{}", indented(&client::finding(finding)))?;
+            }
+            if said.findings.is_empty() {
+                writeln!(out, "  ok   nothing is wrong")?;
+            }
+        }
+        Err(why) => writeln!(out, "the daemon was not asked: {why}")?,
+    }
+    let provider = provider?;
+    let runtime = runtime(&provider)?;
+    let kernel = match runtime.kernel {
+        Kernel::Host => "the host's kernel",
+        Kernel::Gvisor => "a kernel of their own (gVisor)",
+    };
+    writeln!(out, "containers by: {}; workloads talk to {kernel}", runtime.version)?;
+    let (capabilities, limited_by) = (provider.capabilities(), provider.limited_by());
+    writeln!(out, "what sandboxes can do, their layers kept by the {} driver", provider.driver())?;
     for capability in &capabilities.has {
-        writeln!(out, "  yes  {}", word(*capability)?)?;
+        let by = limited_by.filter(|_| *capability == Capability::LimitDisk).map(|by| format!(", by {by}"));
+        writeln!(out, "  yes  {}{}", word(*capability), by.unwrap_or_default())?;
     }
     for (capability, why) in &capabilities.missing {
-        writeln!(out, "  no   {}: {why}", word(*capability)?)?;
+        writeln!(out, "  no   {}: {why}", word(*capability))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn word(capability: viv_provider::Capability) -> anyhow::Result<String> {
-    Ok(serde_json::to_value(capability)?.as_str().unwrap_or_default().replace('_', " "))
+/// What the daemon says, or why it says nothing. That none runs is no finding about the machine.
+fn asked(global: &Global) -> Result<Doctor, String> {
+    let first_line = |error: String| error.lines().next().unwrap_or_default().to_owned();
+    let daemon = client::Daemon::connect(global).map_err(|error| first_line(error.to_string()))?;
+    daemon.client.doctor().map_err(|error| first_line(Failure::from(&error).to_string()))
+}
+
+fn indented(text: &str) -> String {
+    text.lines().map(|line| format!("  {line}\n")).collect()
+}
+
+fn runtime(provider: &LocalProvider) -> anyhow::Result<&Found> {
+    provider.runtime().map_err(|error| anyhow::anyhow!("{error}\nhint: {}", error.hint()))
 }

@@ -1,13 +1,18 @@
 //! `viv`: the one binary.
 //!
 //! Architecture invariant: nothing here starts a thread or an async runtime
-//! before the verb is known. `shim` and `oci-run` need a process with one thread.
+//! before the verb is known. `shim`, `oci-run` and `net-probe` need a process with one thread.
 #![forbid(unsafe_code)]
 
+mod client;
 mod doctor;
+mod fail;
 mod image;
 mod local;
+mod page;
 mod place;
+mod serve;
+mod settings;
 mod text;
 
 use std::path::PathBuf;
@@ -15,29 +20,59 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Exit code when viv itself failed, not the command that it ran.
-const FAILED: u8 = 125;
+use settings::Global;
 
 #[derive(Parser)]
-#[command(version, about, max_term_width = 100)]
+#[command(name = "viv", version, about, max_term_width = 100, after_help = "`viv help exit-codes` lists exit codes.")]
 struct Cli {
+    #[command(flatten)]
+    global: Global,
     #[command(subcommand)]
     verb: Verb,
 }
 
 #[derive(Subcommand)]
 enum Verb {
+    #[command(flatten)]
+    Client(client::Verb),
+    /// Run the daemon
+    Serve(serve::Args),
     /// Sandboxes on this machine, without a daemon
     Local(local::Args),
     /// What sandboxes are made of
     Image(image::Args),
     /// What this machine can do, and why it cannot do the rest
     Doctor(doctor::Args),
+    /// Write completions for a shell to standard output
+    Completions {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
+    /// What exit codes mean
+    #[command(hide = true, long_about = fail::TABLE)]
+    ExitCodes,
+    /// Run a command as who owns the files of your sandboxes (for root: as ever)
+    ///
+    /// An ordinary user's sandboxes have files of ids that were given to that user, and cannot be looked at or removed
+    /// without them.
+    Unshare {
+        /// Program and arguments; a shell when there are none
+        #[arg(trailing_var_arg = true)]
+        command: Vec<std::ffi::OsString>,
+    },
     /// Hold one instance (started by the local provider, not by hand)
     #[command(hide = true)]
     Shim {
         /// The instance's folder
         folder: PathBuf,
+    },
+    /// Try whether sandboxes can be connected here (started by the local provider)
+    #[command(hide = true)]
+    NetProbe {
+        /// Whose its processes are to be
+        id: u32,
+        /// Where what is said about it goes
+        log: PathBuf,
     },
     /// Make and start a container with the embedded OCI runtime (started by a shim)
     #[command(hide = true)]
@@ -57,23 +92,40 @@ enum Verb {
 }
 
 fn main() -> ExitCode {
-    let outcome = match Cli::parse().verb {
+    let Cli { global, verb } = Cli::parse();
+    let outcome = match verb {
+        Verb::Client(verb) => return client::run(verb, &global),
         Verb::Shim { folder } => return viv_sandbox::shim::main(&folder),
+        Verb::NetProbe { id, log } => return viv_sandbox::network::probe::main(id, &log),
         Verb::OciRun { root, bundle, pid_file, id } => {
             viv_sandbox::runtime::run_embedded(&root, &bundle, &pid_file, &id)
                 .map(|()| ExitCode::SUCCESS)
                 .map_err(anyhow::Error::new)
         }
-        Verb::Local(args) => local::run(args),
-        Verb::Image(args) => image::run(args),
-        Verb::Doctor(args) => doctor::run(args),
+        Verb::Serve(args) => entered().and_then(|()| serve::run(args, &global)),
+        Verb::Local(args) => entered().and_then(|()| local::run(args, &global)),
+        Verb::Image(args) => entered().and_then(|()| image::run(args, &global)),
+        Verb::Doctor(args) => doctor::run(args, &global),
+        Verb::Completions { shell } => page::completions(shell),
+        Verb::ExitCodes => text::say(fail::TABLE),
+        Verb::Unshare { command } => entered().and_then(|()| unshare(command)),
     };
-    outcome.unwrap_or_else(|error| {
-        // A reader that went away, as in `viv … | head`, is not a failure.
-        if error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe) {
-            return ExitCode::SUCCESS;
-        }
-        eprintln!("error: {error:#}");
-        ExitCode::from(FAILED)
-    })
+    outcome.unwrap_or_else(|error| ExitCode::from(fail::report(&error, fail::NOT_THE_COMMAND)))
+}
+
+/// Where an ordinary user is root: see `viv_sandbox::ordinary`.
+fn entered() -> anyhow::Result<()> {
+    place::enter()?;
+    Ok(())
+}
+
+fn unshare(mut command: Vec<std::ffi::OsString>) -> anyhow::Result<ExitCode> {
+    use anyhow::Context;
+    use std::os::unix::process::CommandExt;
+    if command.is_empty() {
+        command.push(std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into()));
+    }
+    let program = command.remove(0);
+    let error = std::process::Command::new(&program).args(command).exec();
+    Err(error).with_context(|| format!("cannot run {}", program.display()))
 }

@@ -1,9 +1,11 @@
 //! Where the local provider keeps its things: options that several verbs share.
 
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use anyhow::Context;
 use clap::ValueEnum;
+use viv_sandbox::ordinary::{self, EnterError, Standing};
 use viv_sandbox::{DriverKind, LocalConfig, LocalProvider, Runtime, StoreConfig};
 
 /// Whose sandboxes made by hand are.
@@ -11,20 +13,17 @@ pub(crate) const OWNER: &str = "by-hand";
 
 #[derive(clap::Args)]
 pub(crate) struct Place {
-    /// Where sandboxes are kept
-    #[arg(long, env = "VIV_DATA_DIR", default_value = "/var/lib/vivarium", global = true)]
-    data: PathBuf,
     /// Name of our cgroup
     #[arg(long, env = "VIV_CGROUP_PREFIX", default_value = "vivarium", global = true, hide = true)]
     cgroup_prefix: String,
-    /// OCI runtime binary to use instead of the embedded one, such as runc
-    #[arg(long, env = "VIV_RUNTIME", global = true)]
+    /// OCI runtime to use instead of the embedded one, by name or path: runsc (gVisor), runc
+    #[arg(long, env = "VIV_RUNTIME", hide_env_values = true, global = true)]
     runtime: Option<PathBuf>,
     /// How layers are kept; chosen once for a data folder, by default what its filesystem is good for
-    #[arg(long, env = "VIV_LAYERS", global = true)]
+    #[arg(long, env = "VIV_LAYERS", hide_env_values = true, global = true)]
     layers: Option<Layers>,
     /// Size in MiB of the file that `--layers btrfs` uses where the data folder is not on btrfs
-    #[arg(long, env = "VIV_POOL_MIB", global = true)]
+    #[arg(long, env = "VIV_POOL_MIB", hide_env_values = true, global = true)]
     pool: Option<u64>,
 }
 
@@ -36,10 +35,26 @@ enum Layers {
     Plain,
 }
 
+/// Our own binary, looked up before the namespace in which it has that path is left.
+static THIS: OnceLock<PathBuf> = OnceLock::new();
+
+/// Enters the namespace in which an ordinary user is root, and keeps what would be lost on the way.
+pub(crate) fn enter() -> Result<Standing, EnterError> {
+    if let Ok(this) = std::env::current_exe() {
+        let _ = THIS.set(this);
+    }
+    ordinary::enter()
+}
+
+/// Our own binary, once [`enter`] was called.
+pub(crate) fn own_binary() -> anyhow::Result<PathBuf> {
+    THIS.get().cloned().context("cannot find my own binary")
+}
+
 impl Place {
-    pub(crate) fn open(self) -> anyhow::Result<LocalProvider> {
-        let this = std::env::current_exe().context("cannot find my own binary")?;
-        let mut config = LocalConfig::new(self.data, this);
+    /// The provider that keeps its things in this folder.
+    pub(crate) fn open(self, data: PathBuf) -> anyhow::Result<LocalProvider> {
+        let mut config = LocalConfig::new(data, own_binary()?);
         config.cgroup_prefix = self.cgroup_prefix;
         if let Some(binary) = self.runtime {
             config.runtime = Runtime::Binary(binary);

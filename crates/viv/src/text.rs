@@ -27,9 +27,83 @@ pub(crate) fn micros(us: u64) -> String {
     if us < 10_000 { format!("{:.1} ms", us as f64 / 1e3) } else { format!("{} ms", us / 1000) }
 }
 
+/// A capability in words.
+pub(crate) fn word(capability: viv_provider::Capability) -> String {
+    let name = serde_json::to_value(capability).unwrap_or_default();
+    name.as_str().unwrap_or_default().replace('_', " ")
+}
+
+/// A span of time in at most two units, as it is written on a command line: `45s`, `3m10s`, `2h`, `4d`.
+pub(crate) fn span(ms: u64) -> String {
+    let seconds = ms / 1000;
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    let two = |large: u64, unit: char, small: u64, small_unit: char| {
+        if small == 0 { format!("{large}{unit}") } else { format!("{large}{unit}{small}{small_unit}") }
+    };
+    match () {
+        () if seconds == 0 && ms > 0 => format!("{ms}ms"),
+        () if minutes == 0 => format!("{seconds}s"),
+        () if minutes < 10 => two(minutes, 'm', seconds % 60, 's'),
+        () if hours == 0 => format!("{minutes}m"),
+        () if hours < 10 => two(hours, 'h', minutes % 60, 'm'),
+        () if days < 2 => format!("{hours}h"),
+        () => format!("{days}d"),
+    }
+}
+
+/// Reads a span of time: `90s`, `1h30m`, `500ms`; a number alone is seconds.
+pub(crate) fn parse_span(text: &str) -> Result<u64, String> {
+    let bad = || format!("{text:?} is no span of time: write it like 90s, 5m, 1h30m or 500ms");
+    if let Ok(seconds) = text.parse::<u64>() {
+        return seconds.checked_mul(1000).ok_or_else(bad);
+    }
+    let (mut rest, mut total) = (text, 0_u64);
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).filter(|&end| end > 0).ok_or_else(bad)?;
+        let (number, after) = rest.split_at(digits);
+        let unit = after.find(|c: char| c.is_ascii_digit()).unwrap_or(after.len());
+        let (unit, after) = after.split_at(unit);
+        let unit_ms = match unit {
+            "ms" => 1,
+            "s" => 1000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            "d" => 86_400_000,
+            _ => return Err(bad()),
+        };
+        let part = number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit_ms)).ok_or_else(bad)?;
+        total = total.checked_add(part).ok_or_else(bad)?;
+        rest = after;
+    }
+    if text.is_empty() { Err(bad()) } else { Ok(total) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn spans_are_written_short_and_read_back() {
+        for (ms, text) in [
+            (0, "0s"),
+            (250, "250ms"),
+            (59_999, "59s"),
+            (190_000, "3m10s"),
+            (600_000, "10m"),
+            (5_400_000, "1h30m"),
+            (7_200_000, "2h"),
+            (90_000_000, "25h"),
+            (345_600_000, "4d"),
+        ] {
+            assert_eq!(span(ms), text);
+        }
+        for (text, ms) in [("90", 90_000), ("1h30m", 5_400_000), ("500ms", 500), ("2d", 172_800_000)] {
+            assert_eq!(parse_span(text), Ok(ms), "{text}");
+        }
+        for text in ["", "h", "5x", "-1", "1.5h", "5m 3s", "99999999999999999999", "99999999999999999d"] {
+            assert!(parse_span(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn numbers_are_short() {

@@ -16,6 +16,13 @@ mod runc {
     viv_provider::conformance_tests!(LocalWorld(Ground::with_runtime(Runtime::Binary("runc".into()))));
 }
 
+mod runsc {
+    use crate::support::{Ground, LocalWorld};
+    use viv_sandbox::Runtime;
+
+    viv_provider::conformance_tests!(LocalWorld(Ground::with_runtime(Runtime::Binary("runsc".into()))));
+}
+
 mod btrfs {
     use crate::support::{Ground, LocalWorld};
 

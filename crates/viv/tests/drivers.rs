@@ -3,44 +3,16 @@
 
 mod support;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use rustix::mount::{UnmountFlags, unmount};
+use support::disk::Disk;
 use support::{Ground, fresh_bytes, mutation, stdout};
 use viv_core::{SandboxId, SnapshotId};
 use viv_provider::{Capability, InstanceSpec, InstanceState, Provider, ProviderError, ResourceLimits, SaveRequest};
 use viv_sandbox::{DriverKind, LocalConfig, LocalProvider, StoreConfig};
-
-/// A filesystem of its own kind, mounted for as long as this lives.
-struct Disk {
-    folder: tempfile::TempDir,
-}
-
-impl Disk {
-    fn make(mkfs: &[&str], mib: u64) -> Self {
-        let folder = tempfile::Builder::new().prefix("viv-disk-").tempdir().unwrap();
-        let (file, on) = (folder.path().join("disk.img"), folder.path().join("on"));
-        std::fs::File::create(&file).unwrap().set_len(mib << 20).unwrap();
-        let made = Command::new(mkfs[0]).args(&mkfs[1..]).arg(&file).output().unwrap();
-        assert!(made.status.success(), "{made:?}");
-        std::fs::create_dir(&on).unwrap();
-        let mounted = Command::new("mount").args(["-o", "loop"]).arg(&file).arg(&on).output().unwrap();
-        assert!(mounted.status.success(), "{mounted:?}");
-        Self { folder }
-    }
-
-    fn path(&self) -> PathBuf {
-        self.folder.path().join("on")
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        let _ = unmount(self.path(), UnmountFlags::DETACH);
-    }
-}
 
 fn request(live: bool) -> SaveRequest {
     SaveRequest { snapshot: SnapshotId::from_bytes(fresh_bytes()), live, memory: false }
@@ -48,7 +20,7 @@ fn request(live: bool) -> SaveRequest {
 
 #[tokio::test]
 async fn a_data_folder_on_btrfs_uses_it_and_limits_only_with_quota_groups() {
-    let disk = Disk::make(&["mkfs.btrfs", "-q"], 512);
+    let disk = Disk::make(&["mkfs.btrfs", "-q"], "loop", 512).unwrap();
     let ground = Ground::at(&disk.path(), |_| {});
     assert_eq!(ground.provider.driver(), DriverKind::Btrfs);
     assert!(!ground.data.join("pool.btrfs").exists(), "a pool was made although there is no need for one");
@@ -84,7 +56,7 @@ async fn a_data_folder_on_btrfs_uses_it_and_limits_only_with_quota_groups() {
 
 #[tokio::test]
 async fn where_files_can_share_their_blocks_nothing_is_copied() {
-    let disk = Disk::make(&["mkfs.xfs", "-q", "-m", "reflink=1"], 512);
+    let disk = Disk::make(&["mkfs.xfs", "-q", "-m", "reflink=1"], "loop", 512).unwrap();
     let ground = Ground::at(&disk.path(), |_| {});
     assert_eq!(ground.provider.driver(), DriverKind::Plain);
     let sandbox = ground.create(Duration::from_secs(600)).await;
@@ -119,11 +91,11 @@ async fn a_pool_is_found_again_after_a_reboot_and_in_other_namespaces() {
             "private",
             "sh",
             "-c",
-            "umount \"$VIV_DATA_DIR/layers\" && exec \"$@\"",
+            "umount \"$VIV_DATA/local/layers\" && exec \"$@\"",
             "sh",
         ])
-        .args([support::VIV, "image", "check", "--deep"])
-        .env("VIV_DATA_DIR", &ground.data)
+        .args([support::VIV, "local", "image", "check", "--deep"])
+        .env("VIV_DATA", ground.folder())
         .output()
         .unwrap();
     assert!(listed.status.success() && stdout(&listed).contains("clean: 1 layers"), "{listed:?}");

@@ -19,7 +19,7 @@ use viv_provider::{DeadlineChange, InstanceRef, InstanceSpec, InstanceState, Pag
 async fn l15_a_create_that_was_away_does_not_touch_the_next_generation() {
     let ground = Ground::new();
     let runtime = ground.data.join("hanging-runtime");
-    std::fs::write(&runtime, "#!/bin/sh\nexec sleep 1000\n").unwrap();
+    std::fs::write(&runtime, "#!/bin/sh\n[ \"$1\" = --version ] && exec echo hanging\nexec sleep 1000\n").unwrap();
     std::fs::set_permissions(&runtime, std::fs::Permissions::from_mode(0o755)).unwrap();
     let mut late = ground.viv().env("VIV_RUNTIME", &runtime).arg("create").stderr(Stdio::null()).spawn().unwrap();
     let by_hand: OwnerMark = "by-hand".parse().unwrap();

@@ -17,7 +17,7 @@ use viv_core::exec::{ExecSpec, ExecState, ExecStatus};
 use viv_core::{SandboxId, SnapshotId};
 use viv_image::BlobDir;
 use viv_provider::{InstanceSpec, Provider, SaveRequest};
-use viv_sandbox::{IdRange, LocalConfig, LocalProvider};
+use viv_sandbox::{IdPool, IdRange, LocalConfig, LocalProvider};
 
 on_both!(
     s4_the_host_image_has_tools_and_no_secrets,
@@ -50,7 +50,6 @@ fn s4_the_host_image_has_tools_and_no_secrets(ground: Ground) {
         "/etc/ssh",
         "/etc/ssl/private",
         "/etc/hostname",
-        "/etc/machine-id",
         "/etc/fstab",
         "/etc/sudoers",
         "/var/lib/dpkg",
@@ -176,6 +175,12 @@ async fn as_user(sandbox: &Sandbox<'_>, script: &str) -> (String, ExecStatus) {
     sandbox.output(&execution).await
 }
 
+/// The host's id of root inside.
+fn first_id(pid: u32) -> u32 {
+    let mapping = fs::read_to_string(format!("/proc/{pid}/uid_map")).unwrap();
+    mapping.split_ascii_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
 fn l13_owners_are_those_inside_under_any_mapping(ground: Ground) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {
@@ -185,7 +190,7 @@ fn l13_owners_are_those_inside_under_any_mapping(ground: Ground) {
         assert_eq!(sandbox.run(make).await.1.state, ExecState::Exited { code: 0 });
         let make = "cd /home/user && mkdir own && touch of-user && ln -s x link";
         assert_eq!(as_user(&sandbox, make).await.1.state, ExecState::Exited { code: 0 });
-        let base = LocalConfig::new(ground.data.clone(), support::VIV.into()).ids.base;
+        let base = first_id(sandbox.agent_pid());
         let owners =
             [("/of-root", 0), ("/usr/bin/of-root", 0), ("/home/user/of-user", 1000), ("/home/user/link", 1000)];
         for (path, owner) in owners {
@@ -203,13 +208,13 @@ fn l13_owners_are_those_inside_under_any_mapping(ground: Ground) {
         // The same folder under other ids, as after somebody has changed the configuration.
         let mut config = LocalConfig::new(ground.data.clone(), support::VIV.into());
         config.cgroup_prefix.clone_from(&ground.cgroup_prefix);
-        config.ids = IdRange { base: base + (5 << 16), count: IdRange::COUNT };
+        config.ids = IdPool::Shared(IdRange { base: base ^ (5 << 16), count: IdRange::COUNT });
         let other = LocalProvider::open(config).unwrap();
         let restored = Sandbox { ground: &ground, id: SandboxId::from_bytes(fresh_bytes()) };
         let spec = InstanceSpec::host(600_000);
         other.restore(&mutation(1, 1), &restored.id, &ground.owner, &spec, &request.snapshot).await.unwrap();
         for (path, owner) in owners {
-            assert_eq!(owner_in(restored.agent_pid(), path), base + (5 << 16) + owner, "{path} under other ids");
+            assert_eq!(owner_in(restored.agent_pid(), path), (base ^ (5 << 16)) + owner, "{path} under other ids");
         }
         let look = "stat -c '%u:%g %a %n' /of-root /usr/bin/of-root /home/user/*
                     echo more >> /of-root && echo more >> /usr/bin/of-root && rm /usr/bin/of-root && echo written";
@@ -260,7 +265,7 @@ fn l13_a_root_filesystem_is_an_image_and_kept_while_in_use(ground: Ground) {
     );
     assert_eq!(ground.sh_in("registry.example/third:1", "cat /marker"), "here", "the image is as it was");
     assert!(refused(ground.viv().args(["create", "--image", "nope"])).contains("\"nope\" was not found"));
-    assert!(refused(ground.image("inspect").arg("nope")).contains("hint: `viv image ls`"));
+    assert!(refused(ground.image("inspect").arg("nope")).contains("hint: `viv local image ls`"));
 
     let sandbox = ground.sandbox_of("tiny");
     let error = refused(ground.image("rm").arg("tiny"));
@@ -355,18 +360,19 @@ fn doctor_says_what_the_driver_can_do(ground: Ground) {
     let driver = ground.provider.driver().to_string();
     let text = good(&mut ground.verb("doctor"));
     assert!(text.contains(&format!("layers kept by the {driver} driver")), "{text}");
-    for line in ["  yes  save live", "  yes  restore", "  yes  fork", "  yes  limit disk"] {
+    for line in ["  yes  save live", "  yes  restore", "  yes  fork", "  yes  limit disk, by "] {
         assert!(text.contains(line), "{text}");
     }
     let told: Value = serde_json::from_str(&good(ground.verb("doctor").arg("--json"))).unwrap();
     assert_eq!(told["layers"], json!(driver));
+    assert!(told["limit_disk_by"].is_string(), "{told}");
     assert!(told["capabilities"]["has"].as_array().unwrap().contains(&json!("save_live")), "{told}");
     assert!(told["capabilities"]["missing"]["save_memory"].as_str().is_some_and(|why| !why.is_empty()), "{told}");
 
     // Layers are where they are: another driver would not find them, and is not let near.
     let other = if driver == "plain" { "btrfs" } else { "plain" };
-    for verb in [["image", "ls"], ["local", "ls"], ["doctor", "--json"]] {
-        let error = refused(ground.verb(verb[0]).arg(verb[1]).args(["--layers", other]));
+    for verb in [&["local", "image", "ls"][..], &["local", "ls"], &["doctor", "--json"]] {
+        let error = refused(ground.verb(verb[0]).args(&verb[1..]).args(["--layers", other]));
         assert!(error.contains(&format!("kept by the {driver} driver")), "{error}");
         assert!(error.contains("use another data folder"), "{error}");
     }

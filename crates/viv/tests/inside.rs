@@ -179,11 +179,51 @@ fn bad_input_is_told_and_changes_nothing() {
         (vec!["create", "--image", "./no/such/folder"], "was not found"),
         (vec!["create", "--image", "no such name"], "is not a name for an image"),
         (vec!["create", "--image", "/no/such/folder"], "was not found"),
-        (vec!["create", "--memory", "0"], "leaves nothing to run with"),
+        (vec!["create", "--memory", "0"], "must be at least"),
     ] {
         let output = ground.viv().args(&args).output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && text.contains(said), "{args:?}: {text}");
     }
+    ground.assert_nothing_left();
+}
+
+/// S1: every sandbox has ids, a name, a machine id and a boot id that no other one has.
+#[tokio::test]
+async fn s1_no_two_sandboxes_have_the_same_ids() {
+    let ground = Ground::new();
+    let (one, other) = (ground.create(Duration::from_secs(600)).await, ground.create(Duration::from_secs(600)).await);
+    let mut seen = Vec::new();
+    for sandbox in [&one, &other] {
+        let owner = fs::metadata(format!("/proc/{}/root", sandbox.agent_pid())).unwrap().uid();
+        assert!(owner >= 0x2000_0000, "{owner} is an id of the machine's own");
+        let look = "cat /etc/machine-id /proc/sys/kernel/random/boot_id; hostname";
+        seen.push((owner, sandbox.run(look).await.0));
+    }
+    assert_ne!(seen[0].0.abs_diff(seen[1].0) >> 16, 0, "the ranges overlap: {seen:?}");
+    for (this, that) in seen[0].1.lines().zip(seen[1].1.lines()) {
+        assert_ne!(this, that);
+    }
+    let lines: Vec<_> = seen[0].1.lines().collect();
+    assert_eq!((lines.len(), lines[0].len(), lines[1].len()), (3, 32, 36), "{lines:?}");
+    for (line, own) in [(0, "/etc/machine-id"), (1, "/proc/sys/kernel/random/boot_id")] {
+        // Not every machine has the first one.
+        assert_ne!(lines[line], fs::read_to_string(own).unwrap_or_default().trim(), "{own} is the machine's");
+    }
+    let (refused, _) = one.run("echo x > /proc/sys/kernel/random/boot_id || echo refused").await;
+    assert!(refused.contains("refused"), "{refused}");
+
+    // The next instance of the same sandbox is the same machine, started anew.
+    one.destroy().await;
+    let spec = InstanceSpec::host(600_000);
+    ground.provider.create(&mutation(2, 2), &one.id, &ground.owner, &spec).await.unwrap();
+    let again = viv_provider::InstanceRef { sandbox: one.id.clone(), generation: viv_core::Generation(2) };
+    let (said, _) = ground.run(&again, 2, "cat /etc/machine-id /proc/sys/kernel/random/boot_id").await;
+    let now: Vec<_> = said.lines().collect();
+    assert_eq!(now[0], lines[0]);
+    assert_ne!(now[1], lines[1]);
+    ground.provider.destroy(&mutation(2, 2), &one.id).await.unwrap();
+    other.destroy().await;
+    assert_eq!(fs::read_dir(ground.data.join("ids")).unwrap().count(), 0, "ids are not given back");
     ground.assert_nothing_left();
 }

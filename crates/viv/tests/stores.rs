@@ -196,11 +196,11 @@ async fn a_check_that_cannot_look_marks_nothing() {
     ground.provider.tidy();
     for files in 6..14 {
         let check = format!("ulimit -n {files}; exec \"$@\"");
-        let arguments = [support::VIV, "image", "check", "--deep"];
+        let arguments = [support::VIV, "local", "image", "check", "--deep"];
         let output = Command::new("sh")
             .args(["-c", &check, "sh"])
             .args(arguments)
-            .env("VIV_DATA_DIR", &ground.data)
+            .env("VIV_DATA", ground.folder())
             .output()
             .unwrap();
         assert!(!stdout(&output).contains("damaged"), "{output:?}");
@@ -216,10 +216,12 @@ async fn a_check_that_cannot_look_marks_nothing() {
 #[test]
 fn the_data_folder_is_nobody_elses() {
     let folder = tempfile::tempdir().unwrap();
-    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let data = folder.path().join("local");
+    fs::create_dir(&data).unwrap();
+    fs::set_permissions(&data, fs::Permissions::from_mode(0o755)).unwrap();
     let output = Command::new(support::VIV).args(["local", "ls", "--data"]).arg(folder.path()).output().unwrap();
     assert!(output.status.success(), "{output:?}");
-    assert_eq!(fs::metadata(folder.path()).unwrap().permissions().mode() & 0o777, 0o700);
+    assert_eq!(fs::metadata(&data).unwrap().permissions().mode() & 0o777, 0o700);
     let ground = Ground::on_btrfs();
     assert_eq!(fs::metadata(ground.data.join("pool.btrfs")).unwrap().permissions().mode() & 0o777, 0o600);
 }

@@ -218,7 +218,8 @@ async fn t7_what_cannot_be_killed_is_ending_and_not_ended() {
     };
     let ground = Ground::new();
     let sandbox = ground.create(Duration::from_secs(600)).await;
-    let state = freezer.0.join(&ground.cgroup_prefix).join(sandbox.id.as_str()).join("freezer.state");
+    // Frozen from above: what was frozen by itself is thawed to be killed.
+    let state = freezer.0.join(&ground.cgroup_prefix).join("freezer.state");
     std::fs::write(&state, "FROZEN").unwrap();
     kill(sandbox.shim_pid(), Signal::KILL);
     kill(sandbox.guard_pid(), Signal::KILL);

@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex};
 
 use viv_agent::frame::{self, HEADER_BYTES, Kind};
 use viv_agent::proto::{AgentMessage, Answer, ControlMessage, Descriptor, ErrorCode};
+use viv_core::ExecutionId;
 
 use crate::agent::{Agent, lock};
 use crate::conn::Conn;
@@ -50,6 +51,8 @@ struct Slot {
     link: Link,
     cgroup: Option<Arc<Cgroup>>,
     oom_events: Option<Arc<OwnedFd>>,
+    /// What the supervisor understands beside what every one does.
+    hears: Vec<String>,
 }
 
 enum Link {
@@ -97,7 +100,7 @@ impl Control {
     /// PID 1 cannot be without for long: nobody else would end it.
     pub(crate) fn new(is_init: bool) -> Self {
         let link = if is_init { Link::Away(Away::new(sys::boot_ms(), FIRST_WINDOW_MS)) } else { Link::Never };
-        Self { slot: Mutex::new(Slot { link, cgroup: None, oom_events: None }) }
+        Self { slot: Mutex::new(Slot { link, cgroup: None, oom_events: None, hears: Vec::new() }) }
     }
 
     /// A control connection came. From here on the main thread has it.
@@ -106,6 +109,7 @@ impl Control {
         agent: &Agent,
         conn: &Conn,
         kinds: &[Descriptor],
+        hears: Vec<String>,
         descriptors: Vec<OwnedFd>,
     ) -> Result<()> {
         if kinds.len() != descriptors.len() {
@@ -129,6 +133,7 @@ impl Control {
                 Descriptor::OomEvents => slot.oom_events = Some(Arc::new(descriptor)),
             }
         }
+        slot.hears = hears;
         // It is none of the connections that a quiesce ends as a matter of course: its end must be allowed first.
         agent.connections.leave(conn.stream());
         slot.link = Link::Coming(Arc::clone(conn.stream()), away);
@@ -172,6 +177,17 @@ impl Control {
         match lock(&self.slot).link {
             Link::Never | Link::Present(_) | Link::Coming(_, None) => true,
             Link::Away(_) | Link::Coming(_, Some(_)) => false,
+        }
+    }
+
+    /// Tells a supervisor who wants to know it that an execution was killed for memory. It is no loss if he does not
+    /// hear it: the execution's own status says so too.
+    pub(crate) fn report_oom_kill(&self, execution: &ExecutionId, pid: Option<u32>) {
+        let slot = lock(&self.slot);
+        let Link::Present(stream) = &slot.link else { return };
+        if slot.hears.iter().any(|heard| heard == AgentMessage::OOM_KILLED) {
+            let message = AgentMessage::OomKilled { execution: execution.clone(), pid };
+            let _ = Conn::new(Arc::clone(stream)).send(&message);
         }
     }
 

@@ -27,7 +27,8 @@ use viv_agent::proto::{AgentConfig, Hello, PROTOCOL};
 
 use crate::exec::pump::Pump;
 use crate::exec::table::Executions;
-use crate::sys;
+use crate::seccomp::Confinement;
+use crate::sys::{self, Keeper};
 
 /// Stack of every thread but the main one; nothing here recurses.
 pub(crate) const STACK_BYTES: usize = 256 << 10;
@@ -57,6 +58,7 @@ pub(crate) const FEATURES: &[&str] = &[
     "archive_get",
     "archive_put",
     "dial",
+    viv_agent::proto::TRANSIENT_FEATURE,
 ];
 
 /// Where things are. Inside a sandbox these are fixed; tests run the agent elsewhere.
@@ -73,12 +75,16 @@ pub(crate) struct Places {
 
 /// What was true when the agent started.
 pub(crate) struct Origin {
-    /// Open-files limit that commands get; the agent raises its own.
+    /// The limit of open files before the agent raised its own.
     pub(crate) open_files: Rlimit,
     /// Whether the agent has any capability that a command must not get.
     pub(crate) privileged: bool,
     /// Whether the kernel forbids changing supplementary groups in this user namespace.
     pub(crate) groups_fixed: bool,
+    /// Whether the agent has an id of its own.
+    pub(crate) keeper: Keeper,
+    /// Whether the kernel gives orphans to the nearest process that asked for them.
+    pub(crate) has_subreapers: bool,
 }
 
 /// The agent. There is one, and it lives until the process ends.
@@ -86,6 +92,8 @@ pub(crate) struct Agent {
     pub(crate) config: AgentConfig,
     pub(crate) places: Places,
     pub(crate) origin: Origin,
+    /// What is put on each command; absent when the configuration wants none.
+    pub(crate) confinement: Option<Confinement>,
     pub(crate) fencing: fence::Fencing,
     pub(crate) connections: connections::Connections,
     pub(crate) control: control::Control,

@@ -105,8 +105,8 @@ fn answer(agent: &'static Agent, conn: &Conn, request: Request, descriptors: Vec
     let result = match request {
         Request::Hello => Ok(Answer::Hello(agent.hello())),
         Request::Health => Ok(Answer::Health(health(agent))),
-        Request::Control { descriptors: kinds } => {
-            match agent.control.accept(agent, conn, &kinds, descriptors) {
+        Request::Control { descriptors: kinds, hears } => {
+            match agent.control.accept(agent, conn, &kinds, hears, descriptors) {
                 // The main thread answers.
                 Ok(()) => return Ok(Next::Close),
                 Err(refusal) => Err(refusal),

@@ -14,6 +14,7 @@ use crate::agent::reserve::Work;
 use crate::agent::{Agent, Deadline, connections, serve, spawn, timeout};
 use crate::conn::Conn;
 use crate::error::{error, say};
+use crate::sys::{self, Keeper};
 
 /// Connections accepted in one go, so that a storm of them delays nothing else for long.
 const ACCEPTED_AT_ONCE_MAX: usize = 32;
@@ -39,6 +40,7 @@ pub(crate) fn supervise(agent: &'static Agent, listener: &UnixListener, children
         let execution_left = if agent.control.clocks_run() { agent.executions.check_deadlines(agent) } else { None };
         let away_left = MainEnd::check_away(agent);
         let sweep_left = agent.executions.sweep_cgroups(agent);
+        let forget_left = agent.executions.forget_transient(agent);
         let pause_ms = PAUSE_MS.swap(0, Ordering::AcqRel);
         if pause_ms > 0 {
             pause = Some(Deadline::after(pause_ms));
@@ -51,7 +53,7 @@ pub(crate) fn supervise(agent: &'static Agent, listener: &UnixListener, children
             };
         }
         let pause_left = pause.as_mut().map(Deadline::left);
-        let nearest = [execution_left, away_left, sweep_left, pause_left].into_iter().flatten().min();
+        let nearest = [execution_left, away_left, sweep_left, forget_left, pause_left].into_iter().flatten().min();
         wait(agent, (pause.is_none()).then_some(listener), children, &control, nearest);
     }
 }
@@ -79,7 +81,9 @@ fn reap(agent: &'static Agent, children: &OwnedFd) {
     // The descriptor only wakes us; several deaths may share one signal.
     let mut info = [0_u8; 128];
     while rustix::io::read(children, &mut info).is_ok_and(|count| count > 0) {}
-    agent.executions.reap(agent);
+    if agent.executions.reap(agent) {
+        agent.wake.ring();
+    }
 }
 
 /// What came of accepting.
@@ -108,6 +112,11 @@ fn accept(agent: &'static Agent, listener: &UnixListener) -> Accepted {
 }
 
 fn welcome(agent: &'static Agent, stream: UnixStream) {
+    // Nobody inside gets this far, as the socket is covered. Without ids there is no second wall but this one.
+    if agent.origin.keeper == Keeper::Alike && sys::is_peer_inside(&stream) {
+        say("turned somebody away who is inside the sandbox");
+        return;
+    }
     // Accepted sockets do not inherit the listener's mode.
     let stream = Arc::new(stream);
     if !agent.connections.enter(&stream) {

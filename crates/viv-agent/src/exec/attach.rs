@@ -43,7 +43,12 @@ pub(crate) fn attach(agent: &Agent, conn: &Conn, id: &ExecutionId, offset: u64, 
             if let Some(item) = reader.finish(status.output_bytes.min(stop_at)) {
                 tell(conn, &item)?;
             }
+            let is_final = status.state.is_final();
             conn.send(&StreamEvent::End(status))?;
+            if is_final {
+                drop(follower);
+                agent.executions.note_read(&execution);
+            }
             return Ok(Next::Request);
         }
         wait(conn, &follower)?;

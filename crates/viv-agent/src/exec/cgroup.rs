@@ -79,11 +79,17 @@ impl Cgroup {
             Err(rustix::io::Errno::NOENT | rustix::io::Errno::NODEV) => return Ok(false),
             file => file?,
         };
-        match rustix::io::write(&file, b"1") {
-            Ok(_) => Ok(true),
-            Err(rustix::io::Errno::NODEV) => Ok(false),
-            Err(errno) => Err(errno.into()),
-        }
+        order_kill(&file)
+    }
+}
+
+/// Tells the kernel to kill what is in the cgroup of this file; false when that was removed since the file was opened.
+fn order_kill(file: &OwnedFd) -> io::Result<bool> {
+    match rustix::io::write(file, b"1") {
+        Ok(_) => Ok(true),
+        // Which of the two depends on how far the removal has come.
+        Err(rustix::io::Errno::NOENT | rustix::io::Errno::NODEV) => Ok(false),
+        Err(errno) => Err(errno.into()),
     }
 }
 
@@ -121,7 +127,7 @@ fn read_file(dir: &OwnedFd, name: &std::ffi::CStr) -> io::Result<String> {
     read_text(file.as_fd(), PROCS_BYTES_MAX)
 }
 
-/// Reads a kernel file to its end.
+/// Reads a kernel file to its end. Names of processes stand in such files as they were chosen, in any bytes.
 pub(crate) fn read_text(file: BorrowedFd<'_>, bytes_max: usize) -> io::Result<String> {
     let mut text = Vec::new();
     let mut buf = [0; 4096];
@@ -133,5 +139,45 @@ pub(crate) fn read_text(file: BorrowedFd<'_>, bytes_max: usize) -> io::Result<St
             Err(errno) => return Err(errno.into()),
         }
     }
-    String::from_utf8(text).map_err(|cause| io::Error::new(io::ErrorKind::InvalidData, cause))
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kernel answers in one of three ways, depending on how far the removal has come.
+    const ROUNDS: usize = 1000;
+
+    /// Where the v2 hierarchy is mounted.
+    fn hierarchy() -> Option<String> {
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+        let line = mounts.lines().find(|line| line.contains(" - cgroup2 "))?;
+        line.split(' ').nth(4).map(str::to_owned)
+    }
+
+    #[test]
+    fn a_cgroup_that_goes_away_while_it_is_killed_is_no_failure() {
+        let Some(hierarchy) = hierarchy().filter(|_| rustix::process::geteuid().is_root()) else {
+            return eprintln!("making cgroups takes root and a v2 hierarchy");
+        };
+        // The main thread removes the cgroup of a command that ended at any moment, also while another writes to it.
+        let path = format!("{hierarchy}/viv-test-removed-{}", std::process::id());
+        for _ in 0..ROUNDS {
+            std::fs::create_dir(&path).unwrap();
+            let file = std::fs::File::options().write(true).open(format!("{path}/cgroup.kill")).map(OwnedFd::from);
+            let start = std::sync::Barrier::new(2);
+            let (removed, ordered) = std::thread::scope(|scope| {
+                let remover = scope.spawn(|| {
+                    start.wait();
+                    std::fs::remove_dir(&path)
+                });
+                start.wait();
+                let ordered = order_kill(&file.unwrap());
+                (remover.join().unwrap(), ordered)
+            });
+            removed.unwrap();
+            ordered.unwrap();
+        }
+    }
 }

@@ -13,8 +13,9 @@
 
 use std::os::fd::BorrowedFd;
 
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::Errno;
-use rustix::process::{Resource, chdir, setrlimit, setsid, umask};
+use rustix::process::{Resource, chdir, fchdir, setrlimit, setsid, umask};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use crate::error::{quoted, words};
@@ -89,24 +90,32 @@ fn prepare(plan: &Plan) -> Result<(), (Step, Errno)> {
     if plan.terminal {
         sys::take_terminal().map_err(|cause| (Step::Stdio, errno_of(&cause)))?;
     }
-    sys::seal_descriptors(3, false).map_err(|cause| (Step::Stdio, errno_of(&cause)))?;
+    sys::close_descriptors_but(plan.report).map_err(|cause| (Step::Stdio, errno_of(&cause)))?;
     setrlimit(Resource::Nofile, plan.open_files).map_err(|errno| (Step::Limits, errno))?;
-    umask(rustix::fs::Mode::from_raw_mode(0o022));
+    umask(Mode::from_raw_mode(0o022));
+    sys::offer_to_oom_killer();
     // Before it becomes the user, so that no other command of that user can see it. It may fail: see there.
     let _ = sys::leave_session_keyring();
     // Until exec this is still a copy of the agent, not to be looked into by that user.
     sys::hide_memory().map_err(|cause| (Step::Privileges, errno_of(&cause)))?;
     become_user(plan)?;
+    if let Some(processes) = plan.processes {
+        // Not before the user is set: the kernel would hold it against a command that it is one more than those that
+        // are there, and whoever looks at a bomb from inside has to get in.
+        setrlimit(Resource::Nproc, processes).map_err(|errno| (Step::Limits, errno))?;
+    }
     sys::hide_memory().map_err(|cause| (Step::Privileges, errno_of(&cause)))?;
     confine(plan).map_err(|errno| (Step::Seccomp, errno))?;
-    chdir(plan.workdir.as_c_str()).map_err(|errno| (Step::Workdir, errno))?;
+    enter_workdir(plan).map_err(|errno| (Step::Workdir, errno))?;
+    // As late as can be: among a thousand others that spin, what comes before takes a thousand times as long afterwards.
+    sys::be_nice_again();
     // Last, so that no signal reaches a half-made child.
     sys::reset_signals();
     Ok(())
 }
 
 fn become_user(plan: &Plan) -> Result<(), (Step, Errno)> {
-    if plan.drop_privileges {
+    if plan.drop_privileges && plan.filter.is_some() {
         drop_bounding_set().map_err(|errno| (Step::Privileges, errno))?;
     }
     if plan.set_groups {
@@ -115,6 +124,9 @@ fn become_user(plan: &Plan) -> Result<(), (Step, Errno)> {
     // These set the ids for file access, too, whichever the clone was made with.
     rustix::thread::set_thread_res_gid(plan.gid, plan.gid, plan.gid).map_err(|errno| (Step::User, errno))?;
     rustix::thread::set_thread_res_uid(plan.uid, plan.uid, plan.uid).map_err(|errno| (Step::User, errno))?;
+    if plan.filter.is_none() {
+        return Ok(());
+    }
     drop_all().map_err(|errno| (Step::Privileges, errno))
 }
 
@@ -132,20 +144,33 @@ fn drop_bounding_set() -> Result<(), Errno> {
 }
 
 fn drop_all() -> Result<(), Errno> {
-    rustix::thread::clear_ambient_capability_set()?;
+    match rustix::thread::clear_ambient_capability_set() {
+        // A kernel that does not know of such a set (gVisor) has nothing in it.
+        Ok(()) | Err(Errno::INVAL) => {}
+        Err(errno) => return Err(errno),
+    }
     let none = CapabilitySet::empty();
     // Dropping is always allowed, so this works without any capability too.
     rustix::thread::set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
     rustix::thread::set_no_new_privs(true)
 }
 
-/// Where the strict seccomp filter of executions goes: after everything that
+/// Puts the workload's filter on top of the agent's ([`crate::seccomp`]): after everything that
 /// needs more than a workload may, with `no_new_privs` set already, before
-/// the first thing that depends on the workload's files. The agent itself
-/// lives under the wider filter of the sandbox; filters stack.
-#[expect(clippy::unnecessary_wraps, reason = "the filter can fail to be installed")]
-fn confine(_plan: &Plan) -> Result<(), Errno> {
-    Ok(())
+/// the first thing that depends on the workload's files.
+fn confine(plan: &Plan) -> Result<(), Errno> {
+    plan.filter.map_or(Ok(()), |filter| sys::install_filter(filter).map_err(|cause| errno_of(&cause)))
+}
+
+/// Not through links that only the kernel can follow, such as `/proc/self/fd/3`: they lead to
+/// whatever some process has open, and past everything that keeps a path inside.
+fn enter_workdir(plan: &Plan) -> Result<(), Errno> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    match openat2(CWD, plan.workdir.as_c_str(), flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS) {
+        // A kernel that is none of Linux's (gVisor). Nothing that such a link could lead to is open any more.
+        Err(Errno::NOSYS) => chdir(plan.workdir.as_c_str()),
+        dir => fchdir(dir?),
+    }
 }
 
 /// Tries the candidates like `execvp` does: what is not there is passed over, what may not be run is remembered.
@@ -179,6 +204,9 @@ pub(crate) fn explain(report: [u8; REPORT_BYTES], program: &str, workdir: &str, 
         (Some(Step::Exec), _) => format!("program {} does not start: {}", quoted(program), words(errno)),
         (Some(Step::Workdir), Errno::NOENT) => format!("working directory {} does not exist", quoted(workdir)),
         (Some(Step::Workdir), Errno::NOTDIR) => format!("working directory {} is not a directory", quoted(workdir)),
+        (Some(Step::Workdir), Errno::LOOP) => {
+            format!("working directory {} leads through a link of the kernel's own, or too many", quoted(workdir))
+        }
         (Some(Step::Workdir), _) => format!("working directory {}: {}", quoted(workdir), words(errno)),
         (Some(Step::User | Step::Groups), _) => format!("cannot become user {}: {}", quoted(user), words(errno)),
         (Some(step), _) => format!("{step:?} failed before the program: {}", words(errno)),
@@ -198,6 +226,7 @@ mod tests {
         };
         assert_eq!(report(Step::Exec, Errno::NOENT), "no such program: \"foo\"");
         assert_eq!(report(Step::Workdir, Errno::NOENT), "working directory \"/x\" does not exist");
+        assert!(report(Step::Workdir, Errno::LOOP).contains("a link of the kernel's own"));
         assert_eq!(report(Step::User, Errno::PERM), "cannot become user \"ann\": operation not permitted");
         for (index, step) in STEPS.into_iter().enumerate() {
             assert_eq!(step as usize, index + 1);

@@ -10,8 +10,9 @@ use viv_core::exec::{ExecState, ExecStatus};
 
 use crate::agent::{Agent, lock};
 use crate::error::{Result, error, say};
-use crate::exec::cgroup::{Cgroup, Removal, is_populated};
+use crate::exec::cgroup::{Cgroup, Removal, is_populated, pids};
 use crate::exec::kill::{self, KILL_PATIENCE, LOOK_EVERY};
+use crate::exec::tag::Tag;
 use crate::exec::{Execution, Tree};
 
 /// What SIGTERM gets before SIGKILL.
@@ -108,6 +109,7 @@ fn kill_tree(agent: &Agent, execution: &Arc<Execution>) -> Result<()> {
         None => Ok(()),
         Some(Tree::Monitor { pid }) => kill_below_monitor(agent, execution, pid),
         Some(Tree::Cgroup) => kill_in_cgroup(agent, execution),
+        Some(Tree::Tag(tag)) => kill_tagged(tag).map_err(|cause| unverifiable(agent, execution, &cause.to_string())),
     }
 }
 
@@ -150,10 +152,17 @@ fn kill_cgroup(cgroup: &Cgroup, dir: &OwnedFd) -> std::io::Result<()> {
 
 pub(super) fn kill_cgroup_now(cgroup: &Cgroup, dir: &OwnedFd) -> std::io::Result<()> {
     let at_once = cgroup.kill(dir)?;
-    let deadline = Instant::now() + KILL_PATIENCE;
+    let mut deadline = Instant::now() + KILL_PATIENCE;
+    let mut left = pids(dir)?.len();
     while is_populated(dir)? {
         if Instant::now() >= deadline {
-            return Err(std::io::Error::other("processes outlive SIGKILL"));
+            // Dying takes a turn on a processor, and on a busy machine a thousand take a while. They become fewer, or
+            // something is wrong.
+            let now = pids(dir)?.len();
+            if now >= left {
+                return Err(std::io::Error::other("processes outlive SIGKILL"));
+            }
+            (left, deadline) = (now, Instant::now() + KILL_PATIENCE);
         }
         if !at_once {
             kill::signal_cgroup(dir, libc::SIGKILL)?;
@@ -184,6 +193,30 @@ fn kill_below_monitor(agent: &Agent, execution: &Execution, monitor: rustix::pro
         }
     }
     Err(unverifiable(agent, execution, "processes outlive SIGKILL"))
+}
+
+fn kill_tagged(tag: Tag) -> std::io::Result<()> {
+    kill::signal_tagged(tag, libc::SIGTERM)?;
+    let grace_end = Instant::now() + GRACE;
+    while kill::is_any_tagged(tag)? {
+        if Instant::now() >= grace_end {
+            return kill_tagged_now(tag);
+        }
+        // A look goes through all of `/proc`, so not as often as elsewhere.
+        std::thread::sleep(10 * LOOK_EVERY);
+    }
+    Ok(())
+}
+
+pub(super) fn kill_tagged_now(tag: Tag) -> std::io::Result<()> {
+    let deadline = Instant::now() + KILL_PATIENCE;
+    while kill::kill_tagged(tag)? > 0 {
+        if Instant::now() >= deadline {
+            return Err(std::io::Error::other("processes outlive SIGKILL"));
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    Ok(())
 }
 
 /// Only the end of the sandbox is proof now, and the supervisor is told so.

@@ -6,7 +6,7 @@
 //! without an end, and what was started is killed, and seen to be gone,
 //! whenever nothing comes of it.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -18,10 +18,10 @@ use rustix::process::Pid;
 use crate::agent::{Agent, lock, timeout};
 use crate::error::Result;
 use crate::exec::cgroup::{Cgroup, Removal};
-use crate::exec::end::{kill_cgroup_now, unverifiable};
-use crate::exec::kill::{self, KILL_PATIENCE};
+use crate::exec::end::{kill_cgroup_now, kill_tagged_now, unverifiable};
+use crate::exec::kill::{self, Held, KILL_PATIENCE};
+use crate::exec::tag::Tag;
 use crate::exec::{Execution, Tree};
-use crate::sys;
 
 /// How long a child may take to become its command. It takes milliseconds,
 /// and a second or two where memory is short.
@@ -77,7 +77,7 @@ impl<'e> Handshake<'e> {
 /// What was started for an execution that does not run yet.
 pub(super) struct Started {
     pub(super) pid: Pid,
-    pub(super) pidfd: Arc<OwnedFd>,
+    pub(super) first: Arc<Held>,
     pub(super) kept_by: KeptBy,
 }
 
@@ -87,6 +87,8 @@ pub(super) enum KeptBy {
     Cgroup { cgroup: Arc<Cgroup>, dir: OwnedFd },
     /// The first process is the monitor.
     Monitor,
+    /// The first process is the leader.
+    Tag(Tag),
 }
 
 impl Started {
@@ -94,6 +96,7 @@ impl Started {
         match self.kept_by {
             KeptBy::Cgroup { .. } => Tree::Cgroup,
             KeptBy::Monitor => Tree::Monitor { pid: self.pid },
+            KeptBy::Tag(tag) => Tree::Tag(tag),
         }
     }
 
@@ -111,6 +114,11 @@ impl Started {
                 Ok(())
             }
             KeptBy::Monitor => self.abandon_below_monitor(agent, execution),
+            KeptBy::Tag(tag) => {
+                // It may not have its tag yet.
+                self.kill_first();
+                kill_tagged_now(*tag).map_err(|cause| unverifiable(agent, execution, &cause.to_string()))
+            }
         }
     }
 
@@ -134,6 +142,6 @@ impl Started {
 
     fn kill_first(&self) {
         // It may have ended, and that is what is wanted.
-        let _ = sys::send_signal(self.pidfd.as_fd(), libc::SIGKILL);
+        let _ = self.first.send(libc::SIGKILL);
     }
 }

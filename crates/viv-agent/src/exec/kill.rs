@@ -1,19 +1,23 @@
 //! Signals to many processes, and how to know that they are gone.
 //!
 //! Pids are only ever looked up: a signal goes to a descriptor that was
-//! checked, after it was opened, to stand for the process that was meant.
+//! checked, after it was opened, to stand for the process that was meant. Where the
+//! kernel has no such descriptors (gVisor), the check comes right before the signal.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use viv_core::ExecutionId;
 
-use crate::agent::{Agent, lock};
+use crate::agent::{Agent, lock, timeout};
 use crate::error::say;
 use crate::exec::cgroup;
+use crate::exec::tag::Tag;
 use crate::sys;
 
 /// How long a killed tree may take to be gone; a process in the middle of heavy I/O takes a while.
@@ -38,18 +42,52 @@ struct Seen {
     zombie: bool,
 }
 
+/// A process that is held on to, so that a signal goes to it or to nobody.
+pub(crate) enum Held {
+    Descriptor(OwnedFd),
+    /// Without descriptors of processes: its pid, and when it started, if that could be seen.
+    Number(Pid, Option<u64>),
+}
+
+impl Held {
+    pub(crate) fn open(pid: Pid) -> rustix::io::Result<Self> {
+        match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(pidfd) => Ok(Self::Descriptor(pidfd)),
+            Err(Errno::NOSYS) => {
+                let seen = look(pid).ok_or(Errno::SRCH)?;
+                Ok(Self::Number(pid, Some(seen.started)))
+            }
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// A child that was not waited for yet, so that the pid is its own.
+    pub(crate) fn of_child(pid: Pid, pidfd: Option<OwnedFd>) -> Self {
+        pidfd.map_or_else(|| Self::Number(pid, look(pid).map(|seen| seen.started)), Self::Descriptor)
+    }
+
+    pub(crate) fn send(&self, signal: i32) -> io::Result<()> {
+        match self {
+            Self::Descriptor(pidfd) => sys::send_signal(pidfd.as_fd(), signal),
+            // Pids come around only after thousands of others, so it is the one that was just looked at.
+            Self::Number(pid, Some(started)) if look(*pid).is_some_and(|now| now.started == *started) => {
+                sys::send_signal_by_number(*pid, signal)
+            }
+            Self::Number(..) => Err(Errno::SRCH.into()),
+        }
+    }
+}
+
 /// Signals everything in a cgroup.
 pub(crate) fn signal_cgroup(dir: &OwnedFd, signal: i32) -> io::Result<()> {
-    let opened: Vec<(Pid, OwnedFd)> = cgroup::pids(dir)?
-        .into_iter()
-        .filter_map(|pid| Some((pid, pidfd_open(pid, PidfdFlags::empty()).ok()?)))
-        .collect();
-    // Those that are still listed are the ones that were opened.
-    let still = cgroup::pids(dir)?;
-    for (pid, pidfd) in opened {
+    let opened: Vec<(Pid, Held)> =
+        cgroup::pids(dir)?.into_iter().filter_map(|pid| Some((pid, Held::open(pid).ok()?))).collect();
+    // Those that are still listed are the ones that were opened. There can be thousands, so no list is searched.
+    let still: HashSet<Pid> = cgroup::pids(dir)?.into_iter().collect();
+    for (pid, held) in opened {
         if still.contains(&pid) {
             // It may end at any moment, and that is what is wanted.
-            let _ = sys::send_signal(pidfd.as_fd(), signal);
+            let _ = held.send(signal);
         }
     }
     Ok(())
@@ -61,14 +99,35 @@ fn processes() -> io::Result<Vec<Seen>> {
     for entry in std::fs::read_dir("/proc")? {
         let name = entry?.file_name();
         let Some(pid) = name.to_str().and_then(|name| Pid::from_raw(name.parse().ok()?)) else { continue };
-        seen.extend(look(pid));
+        match stat_of(pid) {
+            Ok(text) => seen.extend(parse_stat(pid, &text)),
+            // Where processes are hidden from one another, one may be hidden from us too. What is not seen is not gone.
+            Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied && !is_over(pid) => return Err(cause),
+            Err(_) => {}
+        }
     }
     Ok(seen)
 }
 
+/// Whether a process that cannot be looked at has ended, and nobody has waited for it yet: of those the kernel tells
+/// least, since they have no memory left by which to know whose it was.
+fn is_over(pid: Pid) -> bool {
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(pidfd) => {
+            let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
+            poll(&mut fds, Some(&timeout(Duration::ZERO))) == Ok(1)
+        }
+        Err(errno) => errno == Errno::SRCH,
+    }
+}
+
+fn stat_of(pid: Pid) -> io::Result<String> {
+    let file = std::fs::File::open(format!("/proc/{}/stat", pid.as_raw_nonzero()))?;
+    cgroup::read_text(file.as_fd(), STAT_BYTES_MAX)
+}
+
 fn look(pid: Pid) -> Option<Seen> {
-    let file = std::fs::File::open(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
-    parse_stat(pid, &cgroup::read_text(file.as_fd(), STAT_BYTES_MAX).ok()?)
+    parse_stat(pid, &stat_of(pid).ok()?)
 }
 
 fn parse_stat(pid: Pid, text: &str) -> Option<Seen> {
@@ -98,10 +157,10 @@ fn below(all: &[Seen], roots: &[i32]) -> Vec<Seen> {
 }
 
 fn signal_seen(process: &Seen, signal: i32) {
-    let Ok(pidfd) = pidfd_open(process.pid, PidfdFlags::empty()) else { return };
+    let Ok(held) = Held::open(process.pid) else { return };
     if look(process.pid).is_some_and(|now| now.started == process.started) {
         // It may end at any moment, and that is what is wanted.
-        let _ = sys::send_signal(pidfd.as_fd(), signal);
+        let _ = held.send(signal);
     }
 }
 
@@ -140,6 +199,28 @@ fn stop_and_kill(find: impl Fn(&[Seen]) -> Vec<Seen>) -> io::Result<usize> {
 /// Kills everything below a process, once.
 pub(crate) fn kill_below(root: Pid) -> io::Result<usize> {
     stop_and_kill(|all| below(all, &[root.as_raw_nonzero().get()]))
+}
+
+/// Signals everything that has a tag.
+pub(crate) fn signal_tagged(tag: Tag, signal: i32) -> io::Result<()> {
+    for process in tagged(&processes()?, tag) {
+        signal_seen(&process, signal);
+    }
+    Ok(())
+}
+
+/// Whether anything lives that has a tag.
+pub(crate) fn is_any_tagged(tag: Tag) -> io::Result<bool> {
+    Ok(tagged(&processes()?, tag).iter().any(|process| !process.zombie))
+}
+
+/// Kills everything that has a tag, once; returns how much there was.
+pub(crate) fn kill_tagged(tag: Tag) -> io::Result<usize> {
+    stop_and_kill(|all| tagged(all, tag))
+}
+
+fn tagged(all: &[Seen], tag: Tag) -> Vec<Seen> {
+    all.iter().filter(|process| tag.is_on(process.pid)).copied().collect()
 }
 
 /// The cgroup of a process, as one path; the empty one where that cannot be known.
@@ -208,6 +289,22 @@ mod tests {
         let seen = parse_stat(pid, line).unwrap();
         assert_eq!((seen.parent, seen.started, seen.zombie), (3, 4711, true));
         assert_eq!(parse_stat(pid, "7 (a"), None);
+    }
+
+    /// X3: whoever kills by looking must find who chose a name that is no text.
+    #[test]
+    fn a_name_of_any_bytes_hides_nobody() {
+        use std::io::Read;
+        let rename = r#"open F, ">", "/proc/self/comm"; print F "\xff\xfe) Z 1"; close F; $| = 1; print "x"; <STDIN>"#;
+        let piped = std::process::Stdio::piped;
+        let mut child =
+            std::process::Command::new("perl").args(["-e", rename]).stdin(piped()).stdout(piped()).spawn().unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        let pid = Pid::from_child(&child);
+        let seen = look(pid);
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert!(seen.is_some_and(|seen| !seen.zombie), "{seen:?}");
     }
 
     #[test]

@@ -21,9 +21,10 @@ pub(crate) mod pump;
 pub(crate) mod start;
 pub(crate) mod stdin;
 pub(crate) mod table;
+pub(crate) mod tag;
 pub(crate) mod user;
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
@@ -49,6 +50,8 @@ pub(crate) struct Execution {
     pub(crate) digest: [u64; 2],
     /// Its status and output on disk.
     pub(crate) dir: PathBuf,
+    /// Whether it is forgotten once it has ended and was read.
+    pub(crate) transient: bool,
     pub(crate) started_at_ms: u64,
     /// Bytes of output so far.
     pub(crate) written: AtomicU64,
@@ -84,7 +87,7 @@ struct Inner {
 /// The processes of an execution.
 pub(crate) struct Process {
     /// Gone with the leader: an ended execution holds no descriptor.
-    pub(crate) leader: Option<Arc<OwnedFd>>,
+    pub(crate) leader: Option<Arc<kill::Held>>,
     pub(crate) pid: Pid,
     pub(crate) tree: Tree,
 }
@@ -96,6 +99,8 @@ pub(crate) enum Tree {
     Cgroup,
     /// A process of ours that inherits every orphan, and ends last of all.
     Monitor { pid: Pid },
+    /// A group that only they are in.
+    Tag(tag::Tag),
 }
 
 /// Somebody who waits for output or for the end.
@@ -112,7 +117,7 @@ impl Follower {
 }
 
 impl Execution {
-    pub(crate) fn new(id: ExecutionId, digest: [u64; 2], dir: PathBuf) -> Self {
+    pub(crate) fn new(id: ExecutionId, digest: [u64; 2], dir: PathBuf, transient: bool) -> Self {
         let inner = Inner {
             state: None,
             ended_at_ms: None,
@@ -130,6 +135,7 @@ impl Execution {
             id,
             digest,
             dir,
+            transient,
             started_at_ms: sys::wall_ms(),
             written: AtomicU64::new(0),
             input: stdin::Input::default(),
@@ -209,6 +215,10 @@ impl Execution {
     }
 
     fn keep_status(&self, status: &ExecStatus) {
+        // Nobody reads it once the agent is gone.
+        if self.transient {
+            return;
+        }
         if let Err(cause) = output::write_status(&self.dir, status) {
             say(&format!("status of {} not kept: {cause}", self.id));
         }
@@ -259,10 +269,14 @@ impl Execution {
             }
             (None, None) => return say("an execution was to be finished whose leader lives"),
         };
+        if state == ExecState::OomKilled {
+            let pid = inner.process.as_ref().map(|process| process.pid.as_raw_nonzero().get() as u32);
+            agent.control.report_oom_kill(&self.id, pid);
+        }
         let status = ExecStatus { state: state.clone(), ended_at_ms: Some(sys::wall_ms()), ..self.status_of(&inner) };
         self.keep_status(&status);
         // Counted as ended before anybody can hear of its end.
-        agent.executions.note_ended(agent, &self.id);
+        agent.executions.note_ended(agent, self);
         inner.state = Some(state);
         inner.ended_at_ms = status.ended_at_ms;
         inner.deadline = None;
@@ -289,6 +303,11 @@ impl Execution {
         Ok(follower)
     }
 
+    /// Whether somebody reads its output.
+    pub(crate) fn is_followed(&self) -> bool {
+        lock(&self.followers).iter().any(|follower| follower.strong_count() > 0)
+    }
+
     pub(crate) fn wake_followers(&self) {
         for follower in lock(&self.followers).iter().filter_map(Weak::upgrade) {
             if follower.armed.swap(false, Ordering::SeqCst) {
@@ -308,7 +327,7 @@ impl Execution {
         };
         inner.kill_requested |= signal == libc::SIGKILL;
         drop(inner);
-        match sys::send_signal(leader.as_fd(), signal) {
+        match leader.send(signal) {
             Err(cause) if cause.raw_os_error() == Some(libc::ESRCH) => {
                 Err(error(ErrorCode::Conflict, "the execution has ended"))
             }

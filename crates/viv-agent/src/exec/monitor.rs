@@ -71,7 +71,7 @@ pub(crate) fn run(plan: &Plan, link: RawFd, keeper_id: u32) -> ! {
         Err(_) => sys::exit_now(2),
     };
     // Nothing but the link is kept: an end of a pipe held here would never be seen closed elsewhere.
-    if sys::replace_descriptor(link, 0).is_err() || sys::seal_descriptors(1, true).is_err() {
+    if sys::replace_descriptor(link, 0).is_err() || sys::close_descriptors(1, sys::LAST_DESCRIPTOR).is_err() {
         sys::exit_now(3);
     }
     // The leader still waits, so nothing of the workload has seen this process with another id.

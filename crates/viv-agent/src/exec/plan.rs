@@ -2,15 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char};
+use std::io::Read;
 use std::os::fd::RawFd;
 
 use rustix::process::{Gid, Rlimit, Uid};
-use viv_agent::proto::AgentError;
+use viv_agent::proto::{AgentError, AgentLimits, LIMITS};
 use viv_core::exec::ExecSpec;
 
 use crate::agent::Agent;
 use crate::error::{invalid, quoted};
 use crate::exec::user::Account;
+use crate::limits;
+use crate::seccomp::{Confinement, Instruction};
 
 /// Where programs are looked for when no environment says so.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -23,6 +26,9 @@ const TEXTS_BYTES_MAX: usize = 1 << 20;
 
 /// Directories of a PATH that are looked into. The path of a program is made for each of them, in memory.
 const PATH_DIRS_MAX: usize = 256;
+
+/// Changed limits are a number or two.
+const LIMITS_BYTES_MAX: u64 = 4096;
 
 /// Longest name of a file, in every filesystem that matters.
 const NAME_BYTES_MAX: usize = 255;
@@ -57,9 +63,13 @@ pub(crate) struct Plan {
     pub(crate) groups: Vec<Gid>,
     /// Whether supplementary groups can be set at all.
     pub(crate) set_groups: bool,
-    /// Whether there are capabilities to be dropped.
+    /// Whether there are capabilities to be dropped from the bounding set.
     pub(crate) drop_privileges: bool,
+    /// The filter on top of the agent's. Without, nothing is given up either.
+    pub(crate) filter: Option<&'static [Instruction]>,
     pub(crate) open_files: Rlimit,
+    /// How many processes its user may have; `None` leaves that to the cgroup.
+    pub(crate) processes: Option<Rlimit>,
     /// What becomes descriptors 0, 1 and 2.
     pub(crate) stdio: [RawFd; 3],
     /// Whether descriptor 0 is a terminal to be taken.
@@ -80,7 +90,7 @@ pub(crate) enum NoPlan {
 
 impl Plan {
     /// Plans all but the descriptors.
-    pub(crate) fn new(agent: &Agent, spec: &ExecSpec, account: &Account) -> Result<Self, NoPlan> {
+    pub(crate) fn new(agent: &'static Agent, spec: &ExecSpec, account: &Account) -> Result<Self, NoPlan> {
         let argv = texts(&spec.argv, "an argument")?;
         let Some(program) = spec.argv.first().filter(|program| !program.is_empty()) else {
             return Err(NoPlan::Invalid(invalid("argv names no program")));
@@ -96,6 +106,7 @@ impl Plan {
         if !workdir.starts_with('/') {
             return Err(NoPlan::Invalid(invalid(format!("working directory {} is not absolute", quoted(workdir)))));
         }
+        let limits = said_last(agent);
         let keeper_id = agent.config.keeper_id;
         let ids = [account.uid, account.gid].into_iter().chain(account.groups.iter().copied());
         if keeper_id != 0 && ids.into_iter().any(|id| id == keeper_id || id == u32::MAX) {
@@ -114,13 +125,25 @@ impl Plan {
             groups: account.groups.iter().map(|&gid| Gid::from_raw(gid)).collect(),
             set_groups: agent.origin.privileged && !agent.origin.groups_fixed,
             drop_privileges: agent.origin.privileged,
-            open_files: agent.origin.open_files,
+            filter: agent.confinement.as_ref().map(Confinement::workload),
+            open_files: limits::open_files(agent.origin.open_files, limits.open_files),
+            processes: limits::processes(limits.processes),
             stdio: [-1; 3],
             terminal: spec.tty.is_some(),
             report: -1,
             go: None,
         })
     }
+}
+
+/// The limits of commands that start now: what they were changed to, or what they were when the agent was made.
+fn said_last(agent: &Agent) -> AgentLimits {
+    let mut text = Vec::new();
+    let changed = std::fs::File::open(agent.places.run.join(LIMITS))
+        .and_then(|file| file.take(LIMITS_BYTES_MAX).read_to_end(&mut text))
+        .ok()
+        .and_then(|_| serde_json::from_slice::<AgentLimits>(&text).ok());
+    changed.unwrap_or(AgentLimits { open_files: agent.config.open_files, processes: agent.config.processes })
 }
 
 /// Refuses what the kernel would not take, before more is made of it.

@@ -5,10 +5,11 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::Pid;
 use rustix::pty::OpenptFlags;
 use viv_agent::output::Log;
 use viv_agent::proto::{AgentError, ErrorCode, Fence};
@@ -19,13 +20,15 @@ use crate::agent::{Agent, lock};
 use crate::error::{Result, error, refused, refused_io, sentence, words};
 use crate::exec::cgroup::Cgroup;
 use crate::exec::handshake::{self, Handshake, KeptBy, Started, Unheard};
+use crate::exec::kill::Held;
 use crate::exec::plan::{NoPlan, Plan};
 use crate::exec::pump::{Entry, Source};
 use crate::exec::stdin::End;
 use crate::exec::table::{Entered, Role};
+use crate::exec::tag::Tag;
 use crate::exec::user::{Account, Database};
 use crate::exec::{Execution, Process, child, monitor, set_size};
-use crate::sys::{self, Cloned};
+use crate::sys::{self, Cloned, Keeper};
 
 /// How long a repeated start waits for the first one: until that is done or has been given up.
 const START_PATIENCE: Duration = handshake::PATIENCE.saturating_add(Duration::from_secs(5));
@@ -71,8 +74,9 @@ fn refuse_io(what: &str) -> impl Fn(std::io::Error) -> NotStarted {
 /// Starts an execution, or finds it started.
 pub(crate) fn start(agent: &'static Agent, fence: &Fence, id: ExecutionId, spec: &ExecSpec) -> Result<ExecStatus> {
     agent.fencing.check(fence)?;
-    let dir = agent.places.run.join(viv_agent::proto::EXECUTIONS).join(id.as_str());
-    let execution = match agent.executions.enter(Execution::new(id, digest(spec), dir))? {
+    let folder = if spec.transient { viv_agent::proto::TRANSIENT } else { viv_agent::proto::EXECUTIONS };
+    let dir = agent.places.run.join(folder).join(id.as_str());
+    let execution = match agent.executions.enter(Execution::new(id, digest(spec), dir, spec.transient))? {
         Entered::New(execution) => execution,
         Entered::Known(execution) => {
             // Somebody else is at it, or it has long been done.
@@ -94,7 +98,7 @@ pub(crate) fn start(agent: &'static Agent, fence: &Fence, id: ExecutionId, spec:
 
 fn never_ran(agent: &Agent, execution: &Execution, state: ExecState) -> ExecStatus {
     execution.set_never_ran(state);
-    agent.executions.note_ended(agent, &execution.id);
+    agent.executions.note_ended(agent, execution);
     execution.status()
 }
 
@@ -108,7 +112,7 @@ fn digest(spec: &ExecSpec) -> [u64; 2] {
 }
 
 fn launch(agent: &'static Agent, execution: &Arc<Execution>, spec: &ExecSpec) -> std::result::Result<(), NotStarted> {
-    make_dir(execution)?;
+    make_dir(agent, execution)?;
     let account = Database::read(&agent.places.root).find(spec.user.as_deref()).map_err(NotStarted::Failed)?;
     let mut plan = Plan::new(agent, spec, &account)?;
     let seat = agent.pump.prepare(agent).map_err(refuse_io("output"))?;
@@ -122,9 +126,11 @@ fn launch(agent: &'static Agent, execution: &Arc<Execution>, spec: &ExecSpec) ->
 
     let (started, ties) = if let Some(cgroup) = agent.control.cgroup() {
         (spawn_in_cgroup(agent, execution, &plan, cgroup)?, None)
-    } else {
+    } else if agent.origin.has_subreapers {
         let (started, ties) = spawn_monitor(agent, execution, &mut plan)?;
         (started, Some(ties))
+    } else {
+        (spawn_tagged(agent, execution, &mut plan)?, None)
     };
     // The child's ends must be its alone, or their closing would go unseen.
     drop((report_child, stdio.child));
@@ -156,15 +162,25 @@ fn launch(agent: &'static Agent, execution: &Arc<Execution>, spec: &ExecSpec) ->
     Ok(())
 }
 
-fn make_dir(execution: &Execution) -> std::result::Result<(), NotStarted> {
+fn make_dir(agent: &Agent, execution: &Execution) -> std::result::Result<(), NotStarted> {
     use std::os::unix::fs::DirBuilderExt;
     match std::fs::DirBuilder::new().mode(0o700).create(&execution.dir) {
         Err(cause) if cause.kind() == std::io::ErrorKind::AlreadyExists => Err(NotStarted::Refused(error(
             ErrorCode::Conflict,
             format!("{} ran here before this agent did", execution.id),
         ))),
+        // Somebody unmounted what we share with the host. That is our trouble, and nothing that was asked for.
+        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
+            Err(NotStarted::Refused(error(ErrorCode::Failed, "the directory for its output is gone")))
+        }
         made => made.map_err(refuse_io("directory for its output")),
+    }?;
+    if agent.origin.keeper == Keeper::Seen {
+        // With what is in it: root inside sees it open, but may not open it again.
+        let id = Some(agent.config.keeper_id);
+        std::os::unix::fs::chown(&execution.dir, id, id).map_err(refuse_io("directory for its output"))?;
     }
+    Ok(())
 }
 
 /// Both ends of everything that a command reads and writes.
@@ -183,7 +199,7 @@ impl Stdio {
                 let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
                 let master = rustix::pty::openpt(flags)?;
                 rustix::pty::unlockpt(&master)?;
-                let slave = rustix::pty::ioctl_tiocgptpeer(&master, flags)?;
+                let slave = other_end(&master, flags)?;
                 // Without the right to give it away, the command is the same user as we are.
                 let _ = rustix::fs::fchown(&slave, Some(rustix::fs::Uid::from_raw(account.uid)), None);
                 set_size(&master, size)?;
@@ -223,8 +239,21 @@ impl Stdio {
     }
 }
 
+/// The command's end of a terminal.
+fn other_end(master: &OwnedFd, flags: OpenptFlags) -> rustix::io::Result<OwnedFd> {
+    match rustix::pty::ioctl_tiocgptpeer(master, flags) {
+        // gVisor knows it by name only. The name is the kernel's: nobody inside can mount anything there.
+        Err(Errno::NOTTY) => {
+            let name = rustix::pty::ptsname(master, Vec::new())?;
+            let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+            rustix::fs::open(name.as_c_str(), flags, rustix::fs::Mode::empty())
+        }
+        opened => opened,
+    }
+}
+
 fn set_nonblocking(fd: &OwnedFd) -> rustix::io::Result<()> {
-    rustix::fs::fcntl_setfl(fd, rustix::fs::fcntl_getfl(fd)? | rustix::fs::OFlags::NONBLOCK)
+    rustix::fs::fcntl_setfl(fd, rustix::fs::fcntl_getfl(fd)? | OFlags::NONBLOCK)
 }
 
 /// Waits until the child has become its command.
@@ -239,7 +268,7 @@ fn await_exec(
     let mut handshake = Handshake::new(execution);
     let tree = started.tree();
     let (process, link) = match ties {
-        None => (Process { leader: Some(Arc::clone(&started.pidfd)), pid: started.pid, tree }, None),
+        None => (Process { leader: Some(Arc::clone(&started.first)), pid: started.pid, tree }, None),
         Some(ties) => {
             let (pid, leader) = release_leader(&mut handshake, &ties)?;
             (Process { leader: Some(Arc::new(leader)), pid, tree }, Some(ties.link))
@@ -267,12 +296,28 @@ fn spawn_in_cgroup(
         clone_registered(agent, execution, Role::Leader, Some(&dir), CommandItself(plan))
     };
     match cloned {
-        Ok((pid, pidfd)) => Ok(Started { pid, pidfd: Arc::new(pidfd), kept_by: KeptBy::Cgroup { cgroup, dir } }),
+        Ok((pid, first)) => Ok(Started { pid, first: Arc::new(first), kept_by: KeptBy::Cgroup { cgroup, dir } }),
         Err(cause) => {
             cgroup.remove(name);
             Err(NotStarted::Refused(no_process(&cause)))
         }
     }
+}
+
+fn spawn_tagged(
+    agent: &Agent,
+    execution: &Arc<Execution>,
+    plan: &mut Plan,
+) -> std::result::Result<Started, NotStarted> {
+    if !plan.set_groups {
+        let why = "this kernel has neither cgroups nor subreapers, and groups cannot be set";
+        return Err(NotStarted::Refused(error(ErrorCode::Unsupported, why)));
+    }
+    let tag = Tag::new().map_err(refuse_io("group of the execution"))?;
+    plan.groups.push(tag.gid());
+    let (pid, first) = clone_registered(agent, execution, Role::Tagged, None, CommandItself(plan))
+        .map_err(|cause| NotStarted::Refused(no_process(&cause)))?;
+    Ok(Started { pid, first: Arc::new(first), kept_by: KeptBy::Tag(tag) })
 }
 
 /// What connects us to a monitor and to the leader below it, which waits to be told to go.
@@ -293,14 +338,14 @@ fn spawn_monitor(
     let plan = &*plan;
     let keeper_id = agent.config.keeper_id;
     let in_child = Monitor { plan, link: link_child.as_raw_fd(), keeper_id };
-    let (pid, pidfd) = clone_registered(agent, execution, Role::Monitor, None, in_child)
+    let (pid, first) = clone_registered(agent, execution, Role::Monitor, None, in_child)
         .map_err(|cause| NotStarted::Refused(no_process(&cause)))?;
     drop((go_child, link_child));
-    Ok((Started { pid, pidfd: Arc::new(pidfd), kept_by: KeptBy::Monitor }, Ties { go, link }))
+    Ok((Started { pid, first: Arc::new(first), kept_by: KeptBy::Monitor }, Ties { go, link }))
 }
 
 /// Waits for the leader to be there, and lets it go on.
-fn release_leader(handshake: &mut Handshake<'_>, ties: &Ties) -> std::result::Result<(Pid, OwnedFd), NotStarted> {
+fn release_leader(handshake: &mut Handshake<'_>, ties: &Ties) -> std::result::Result<(Pid, Held), NotStarted> {
     let mut message = [0; monitor::MESSAGE_BYTES];
     let leader = match handshake.hear(&ties.link, &mut message)?.then(|| monitor::Message::decode(message)) {
         Some(Some(monitor::Message::Leader(pid))) => Pid::from_raw(pid),
@@ -309,7 +354,7 @@ fn release_leader(handshake: &mut Handshake<'_>, ties: &Ties) -> std::result::Re
     let lost = || NotStarted::Refused(error(ErrorCode::Failed, "the monitor of the execution did not come up"));
     let pid = leader.ok_or_else(lost)?;
     // The leader waits for us and only the monitor could reap it, so this is it.
-    let leader = pidfd_open(pid, PidfdFlags::empty()).map_err(refuse("the first process"))?;
+    let leader = Held::open(pid).map_err(refuse("the first process"))?;
     rustix::io::write(&ties.go, b"!").map_err(refuse("the first process"))?;
     set_nonblocking(&ties.link).map_err(refuse("socket to the monitor"))?;
     Ok((pid, leader))
@@ -355,14 +400,14 @@ fn clone_registered(
     role: Role,
     cgroup: Option<&OwnedFd>,
     in_child: impl InChild,
-) -> std::io::Result<(Pid, OwnedFd)> {
+) -> std::io::Result<(Pid, Held)> {
     let mut children = lock(&agent.executions.children);
     // SAFETY: both users of this run code that keeps to async-signal-safe calls and ends in exec or exit.
     match unsafe { sys::clone_process(cgroup.map(AsFd::as_fd)) }? {
         Cloned::Child => in_child.run(),
         Cloned::Parent { pid, pidfd } => {
             children.insert(pid, (Arc::clone(execution), role));
-            Ok((pid, pidfd))
+            Ok((pid, Held::of_child(pid, pidfd)))
         }
     }
 }

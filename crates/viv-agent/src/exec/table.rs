@@ -11,7 +11,7 @@ use viv_core::ExecutionId;
 use viv_core::exec::{ExecState, ExecStatus};
 
 use crate::agent::reserve::Work;
-use crate::agent::{Agent, lock, spawn};
+use crate::agent::{Agent, Deadline, lock, spawn};
 use crate::error::{Result, error, say};
 use crate::exec::cgroup::Removal;
 use crate::exec::end::{self, Ending};
@@ -21,13 +21,22 @@ use crate::sys::{self, Exit};
 /// Most executions that run at once: each costs a process and a few descriptors.
 pub(crate) const RUNNING_MAX: usize = 1024;
 
+/// Most transient executions that are remembered after their end: whoever starts them reads them at once.
+const PASSING_MAX: usize = 64;
+
+/// Children reaped in one go: a workload can have more end than are reaped, for ever, and others wait for the main thread.
+const REAPED_AT_ONCE_MAX: usize = 128;
+
 /// How often a cgroup that looks busy though its last process just ended is tried again.
 const SWEEP_TRIES: u32 = 6;
 
 /// What a child of ours is to its execution.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
+    /// The first process, in a cgroup of its own.
     Leader,
+    /// The first process, known by its tag.
+    Tagged,
     Monitor,
 }
 
@@ -45,6 +54,14 @@ struct Known {
     by_id: BTreeMap<ExecutionId, Arc<Execution>>,
     /// Oldest end first.
     ended: VecDeque<ExecutionId>,
+    /// Transient ones that ended and were not read yet, and until when they are kept; oldest end first.
+    passing: VecDeque<(Arc<Execution>, Deadline)>,
+}
+
+impl Known {
+    fn running(&self) -> usize {
+        self.by_id.len() - self.ended.len() - self.passing.len()
+    }
 }
 
 /// Cgroups of ended executions, in which something may live on.
@@ -71,7 +88,7 @@ impl Executions {
                 Err(error(ErrorCode::Conflict, format!("{} was started with another spec", make.id)))
             };
         }
-        if known.by_id.len() - known.ended.len() >= RUNNING_MAX {
+        if known.running() >= RUNNING_MAX {
             return Err(error(ErrorCode::Exhausted, format!("{RUNNING_MAX} executions run already")));
         }
         let execution = Arc::new(make);
@@ -90,8 +107,9 @@ impl Executions {
         found.ok_or_else(|| error(ErrorCode::NotFound, format!("there is no execution {id}")))
     }
 
+    /// All that are told of, which the transient are not.
     pub(crate) fn list(&self) -> Vec<ExecStatus> {
-        self.all().iter().map(|execution| execution.status()).collect()
+        self.all().iter().filter(|execution| !execution.transient).map(|execution| execution.status()).collect()
     }
 
     fn all(&self) -> Vec<Arc<Execution>> {
@@ -101,32 +119,79 @@ impl Executions {
     /// How many run, and how many are known.
     pub(crate) fn count(&self) -> (u64, u64) {
         let known = lock(&self.known);
-        ((known.by_id.len() - known.ended.len()) as u64, known.by_id.len() as u64)
+        (known.running() as u64, known.by_id.len() as u64)
     }
 
     /// One more has ended; the oldest are forgotten when there are too many.
-    pub(crate) fn note_ended(&self, agent: &Agent, id: &ExecutionId) {
+    pub(crate) fn note_ended(&self, agent: &Agent, execution: &Execution) {
         let mut forgotten = Vec::new();
         let mut known = lock(&self.known);
-        known.ended.push_back(id.clone());
+        if execution.transient {
+            let kept = known.by_id.get(&execution.id).map(Arc::clone);
+            known.passing.extend(kept.map(|kept| (kept, Deadline::after(agent.config.transient_kept_ms))));
+            // The main thread has to know when to forget it.
+            agent.wake.ring();
+        } else {
+            known.ended.push_back(execution.id.clone());
+        }
         while known.ended.len() > agent.config.ended_executions_max
             && let Some(oldest) = known.ended.pop_front()
         {
             forgotten.extend(known.by_id.remove(&oldest));
         }
-        drop(known);
-        for execution in forgotten {
-            if let Err(cause) = std::fs::remove_dir_all(&execution.dir) {
-                say(&format!("output of {} not removed: {cause}", execution.id));
-            }
+        while known.passing.len() > PASSING_MAX
+            && let Some((oldest, _)) = known.passing.pop_front()
+        {
+            forgotten.extend(known.by_id.remove(&oldest.id));
         }
+        drop(known);
+        forgotten.iter().for_each(remove_output);
     }
 
-    /// Reaps every child that ended: PID 1 inherits all orphans.
-    pub(crate) fn reap(&self, agent: &'static Agent) {
-        loop {
+    /// Somebody heard of its end. A transient one is forgotten then, unless others are still reading.
+    pub(crate) fn note_read(&self, execution: &Arc<Execution>) {
+        if !execution.transient || execution.is_followed() {
+            return;
+        }
+        let mut known = lock(&self.known);
+        let Some(place) = known.passing.iter().position(|(other, _)| Arc::ptr_eq(other, execution)) else { return };
+        known.passing.remove(place);
+        known.by_id.remove(&execution.id);
+        drop(known);
+        remove_output(execution);
+    }
+
+    /// Forgets transient ones that nobody read in time; returns the time to the next. Those that are being read stay
+    /// until that is done.
+    pub(crate) fn forget_transient(&self, agent: &Agent) -> Option<Duration> {
+        let mut forgotten = Vec::new();
+        let mut known = lock(&self.known);
+        let mut left = None;
+        while let Some((oldest, deadline)) = known.passing.front_mut() {
+            let due = deadline.left();
+            if !due.is_zero() {
+                left = Some(due);
+                break;
+            }
+            if oldest.is_followed() {
+                *deadline = Deadline::after(agent.config.transient_kept_ms);
+                known.passing.rotate_left(1);
+                continue;
+            }
+            let id = oldest.id.clone();
+            known.passing.pop_front();
+            forgotten.extend(known.by_id.remove(&id));
+        }
+        drop(known);
+        forgotten.iter().for_each(remove_output);
+        left
+    }
+
+    /// Reaps children that ended: PID 1 inherits all orphans. True when there may be more.
+    pub(crate) fn reap(&self, agent: &'static Agent) -> bool {
+        for _ in 0..REAPED_AT_ONCE_MAX {
             let mut children = lock(&self.children);
-            let Some((pid, exit)) = sys::reap_one() else { break };
+            let Some((pid, exit)) = sys::reap_one() else { return false };
             let owner = children.remove(&pid);
             drop(children);
             lock(&self.lingering).tries_left = SWEEP_TRIES;
@@ -135,10 +200,12 @@ impl Executions {
                     self.linger(&execution);
                     execution.leader_exited(agent, exit);
                 }
+                Some((execution, Role::Tagged)) => execution.leader_exited(agent, exit),
                 Some((execution, Role::Monitor)) => monitor_ended(agent, execution, exit),
                 None => {}
             }
         }
+        true
     }
 
     /// Its cgroup is to be removed as soon as it is empty.
@@ -216,6 +283,12 @@ impl Executions {
             }
         }
         nearest
+    }
+}
+
+fn remove_output(execution: &Arc<Execution>) {
+    if let Err(cause) = std::fs::remove_dir_all(&execution.dir) {
+        say(&format!("output of {} not removed: {cause}", execution.id));
     }
 }
 

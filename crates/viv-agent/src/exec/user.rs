@@ -4,9 +4,10 @@
 use std::io::Read;
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+use rustix::fs::OFlags;
 
 use crate::error::quoted;
+use crate::files::resolve::open_in_root;
 
 /// More than any real user database; the rest is not read.
 const DATABASE_BYTES_MAX: u64 = 4 << 20;
@@ -69,7 +70,7 @@ impl Database {
 
     fn passwd_line(&self, user: &str) -> Option<Account> {
         let uid = user.parse::<u32>().ok();
-        self.passwd.lines().find_map(|line| {
+        entries(&self.passwd).find_map(|line| {
             let mut fields = line.split(':');
             let name = fields.next().filter(|name| !name.is_empty())?;
             let line_uid: u32 = fields.nth(1)?.parse().ok()?;
@@ -101,7 +102,7 @@ impl Database {
     }
 
     fn group_lines(&self) -> impl Iterator<Item = (&str, u32, &str)> {
-        self.group.lines().filter_map(|line| {
+        entries(&self.group).filter_map(|line| {
             let mut fields = line.split(':');
             let name = fields.next().filter(|name| !name.is_empty())?;
             Some((name, fields.nth(1)?.parse().ok()?, fields.next().unwrap_or_default()))
@@ -109,12 +110,16 @@ impl Database {
     }
 }
 
+/// The lines of a database. One with a NUL is none: no name, folder or program has one.
+fn entries(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter(|line| !line.contains('\0'))
+}
+
 /// Reads a file of the sandbox, which may be anything: only a plain file counts, and only its beginning.
 fn read_bounded(root: &OwnedFd, path: &str) -> String {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     let mut bytes = Vec::new();
-    if let Ok(fd) = openat2(root, path, flags, Mode::empty(), resolve) {
+    if let Ok(fd) = open_in_root(root, path, flags) {
         let file = std::fs::File::from(fd);
         if file.metadata().is_ok_and(|metadata| metadata.is_file()) {
             // What could be read until it failed still counts.
@@ -155,6 +160,14 @@ mod tests {
             ("/root", "/bin/bash", Some("root"))
         );
         assert_eq!(database.find(Some("ann")).unwrap().shell, "/bin/sh");
+    }
+
+    #[test]
+    fn a_line_with_a_nul_is_none() {
+        let passwd = "root:x:0:0::/ro\0ot:/bin/sh\n\0:x:0:7::/:/bin/sh\nroot:x:0:5::/:/bin/sh\n".to_owned();
+        let database = Database { passwd, group: "a\0:x:9:root\nb:x:10:root\n".to_owned() };
+        let root = database.find(None).unwrap();
+        assert_eq!((root.gid, root.groups), (5, vec![10]));
     }
 
     #[test]

@@ -5,13 +5,14 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, Dir, Mode, OFlags, fstat, openat2, statat};
+use rustix::fs::{AtFlags, Dir, OFlags, fstat, statat};
 use rustix::io::Errno;
 use viv_core::file::{DirEntry, DirListing, FileKind, FileStat};
 
 use crate::agent::Agent;
 use crate::error::{Result, invalid, refused};
-use crate::files::{self, BENEATH};
+use crate::files;
+use crate::files::resolve::open_beneath;
 
 /// Longest listing as JSON: half a frame, and some ten thousand entries.
 const LISTING_BYTES_MAX: usize = 4 << 20;
@@ -38,7 +39,7 @@ pub(crate) fn list(agent: &Agent, path: &str, depth: u32) -> Result<DirListing> 
     if depth == 0 {
         return Err(invalid("a depth of 0 lists nothing: 1 is the directory itself"));
     }
-    let depth = depth.min(DEPTH_MAX);
+    let (asked, depth) = (depth, depth.min(DEPTH_MAX));
     let base = files::open(agent, path, OFlags::RDONLY | OFlags::DIRECTORY)?;
     let mut listing = DirListing { entries: Vec::new(), complete: true };
     let mut bytes = 0;
@@ -66,6 +67,8 @@ pub(crate) fn list(agent: &Agent, path: &str, depth: u32) -> Result<DirListing> 
             }
             if entry.stat.kind == FileKind::Dir && level < depth {
                 waiting.push((below.join(name), level + 1));
+            } else if entry.stat.kind == FileKind::Dir && level < asked {
+                listing.complete = false;
             }
             listing.entries.push(entry);
         }
@@ -81,7 +84,7 @@ fn sort(listing: &mut DirListing) {
 fn open_below(base: &OwnedFd, below: &Path) -> rustix::io::Result<OwnedFd> {
     let path = if below.as_os_str().is_empty() { Path::new(".") } else { below };
     loop {
-        match openat2(base, path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty(), BENEATH) {
+        match open_beneath(base, path, OFlags::RDONLY | OFlags::DIRECTORY) {
             // A rename somewhere raced with the lookup.
             Err(Errno::AGAIN) => {}
             opened => return opened,

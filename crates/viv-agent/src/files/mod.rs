@@ -1,7 +1,7 @@
 //! Files of the sandbox, by descriptor.
 //!
-//! Invariants: every path is resolved by the kernel beneath the sandbox's root
-//! (`openat2` with `RESOLVE_IN_ROOT`), so no link and no `..` leads out of it;
+//! Invariants: every path is resolved beneath the sandbox's root by the kernel
+//! or as it would ([`resolve`]), so no link and no `..` leads out of it;
 //! nothing is ever looked up twice by name where the second look decides
 //! about rights. What is ours ([`viv_agent::proto::HOME`]) is changed by nobody.
 
@@ -9,6 +9,7 @@ pub(crate) mod change;
 pub(crate) mod list;
 pub(crate) mod pack;
 pub(crate) mod read;
+pub(crate) mod resolve;
 pub(crate) mod unpack;
 pub(crate) mod watch;
 pub(crate) mod write;
@@ -17,24 +18,19 @@ use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 
-use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, Stat, fstat, mkdirat, openat, openat2};
+use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, mkdirat, openat};
 use rustix::io::Errno;
 use viv_core::file::{FileKind, FileStat};
 
 use crate::agent::Agent;
 use crate::error::{Result, invalid, quoted, refused};
+use crate::files::resolve::open_in_root;
 
 /// The kernel's own limit on a path.
 const PATH_BYTES_MAX: usize = 4095;
 
 /// Directories between a file and the root: a path has no room for more.
 const DEPTH_MAX: usize = 2048;
-
-/// What is asked of the kernel with every path from outside.
-const IN_ROOT: ResolveFlags = ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICLINKS);
-
-/// What is asked of the kernel below a directory that is open: no link is followed at all.
-const BENEATH: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
 
 /// A directory, to go on from.
 const DIR: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
@@ -56,8 +52,7 @@ fn check(path: &str) -> Result<()> {
 /// Opens a path beneath the root.
 fn open(agent: &Agent, path: &str, flags: OFlags) -> Result<OwnedFd> {
     check(path)?;
-    openat2(&agent.places.root, path, flags | OFlags::CLOEXEC, Mode::empty(), IN_ROOT)
-        .map_err(|errno| refused(path, errno))
+    open_in_root(&agent.places.root, path, flags).map_err(|errno| refused(path, errno))
 }
 
 /// A name in a directory that is open.
@@ -83,7 +78,7 @@ fn place(agent: &Agent, path: &str, parents: Parents) -> Result<Place> {
     if matches!(name, "." | "..") {
         return Err(invalid(format!("{} does not end in a name", quoted(path))));
     }
-    let dir = match openat2(&agent.places.root, rooted(parent), DIR, Mode::empty(), IN_ROOT) {
+    let dir = match open_in_root(&agent.places.root, rooted(parent), DIR) {
         Ok(dir) => dir,
         Err(Errno::NOENT) if parents == Parents::Made => make_parents(agent, parent)?,
         Err(errno) => return Err(refused(rooted(parent), errno)),
@@ -107,7 +102,7 @@ fn make_parents(agent: &Agent, parent: &str) -> Result<OwnedFd> {
     for end in ends {
         let prefix = &parent[..end];
         let name = prefix.rsplit('/').next().unwrap_or_default();
-        let next = openat2(&agent.places.root, rooted(prefix), DIR, Mode::empty(), IN_ROOT);
+        let next = open_in_root(&agent.places.root, rooted(prefix), DIR);
         dir = match next {
             Err(Errno::NOENT) if !matches!(name, "" | "." | "..") => {
                 guard(agent, &dir, prefix)?;

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, fstat, openat2, readlinkat, statat};
+use rustix::fs::{AtFlags, Dir, FileType, OFlags, Stat, fstat, readlinkat, statat};
 use tar::{Builder, EntryType, Header};
 use viv_agent::proto::Answer;
 
@@ -15,8 +15,9 @@ use crate::agent::Agent;
 use crate::agent::serve::Next;
 use crate::conn::Conn;
 use crate::error::{refused, refused_io};
+use crate::files;
 use crate::files::read::PIECE_BYTES;
-use crate::files::{self, BENEATH};
+use crate::files::resolve::open_beneath;
 
 /// Turns writes into data frames.
 struct Frames<'c> {
@@ -149,7 +150,7 @@ fn pack_tree(agent: &Agent, builder: &mut Builder<Frames<'_>>, base: &OwnedFd, s
 }
 
 fn open_below(base: &OwnedFd, path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
-    openat2(base, path, OFlags::RDONLY | OFlags::CLOEXEC | flags, Mode::empty(), BENEATH)
+    open_beneath(base, path, OFlags::RDONLY | flags)
 }
 
 fn append_dir(builder: &mut Builder<Frames<'_>>, path: &Path, stat: &Stat) -> io::Result<()> {

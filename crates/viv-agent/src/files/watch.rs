@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{Dir, FileType, Mode, OFlags, inotify, openat2};
+use rustix::fs::{Dir, FileType, OFlags, inotify};
 use rustix::io::Errno;
 use viv_agent::proto::Answer;
 use viv_core::file::{WatchEvent, WatchKind};
@@ -18,7 +18,8 @@ use crate::agent::Agent;
 use crate::agent::serve::Next;
 use crate::conn::Conn;
 use crate::error::{Result, invalid, quoted, refused, refused_io};
-use crate::files::{self, BENEATH};
+use crate::files;
+use crate::files::resolve::open_beneath;
 
 /// Most directories in one watch; each costs the kernel about a kilobyte.
 const WATCHES_MAX: usize = 8192;
@@ -150,7 +151,7 @@ impl Watch {
 
     fn open(&self, below: &Path) -> rustix::io::Result<OwnedFd> {
         let path = if below.as_os_str().is_empty() { Path::new(".") } else { below };
-        openat2(&self.base, path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty(), BENEATH)
+        open_beneath(&self.base, path, OFlags::RDONLY | OFlags::DIRECTORY)
     }
 
     /// The events that wait, in order.

@@ -2,11 +2,13 @@
 //!
 //! ```text
 //!                  real, effective, saved     for file access        capabilities
-//!   PID 1             the keeper                 root                  those it was given
+//!   PID 1             the keeper (1)             root                  those it was given
 //!   in a cgroup       the keeper                 the keeper            without those for files
 //!   monitor           the keeper                 the keeper            none
 //!   workload          the user's                 the user's            none
 //! ```
+//!
+//! (1) Where there are no ids for file access alone (gVisor), its effective ids are root's.
 //!
 //! The kernel lets a process set the limits and the priority of every other one with
 //! the same ids. As workloads may be root, the agent must be somebody else.
@@ -17,16 +19,29 @@ use std::io;
 use rustix::process::{Gid, Uid};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
-/// Becomes the keeper in everything but file access, with all capabilities kept. True when it did.
+/// Whether this is the keeper.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keeper {
+    /// There is none, or there is no right to become it.
+    Absent,
+    /// There is none, and commands have the very id of this process. What ids do elsewhere is done otherwise.
+    Alike,
+    /// In everything but file access: others' ids open nothing of ours.
+    Apart,
+    /// Not in its effective ids, by which root inside sees in `/proc` what is open here.
+    Seen,
+}
+
+/// Becomes the keeper in everything but file access, with all capabilities kept.
 ///
 /// To be called before any thread is started and before a parent-death signal
 /// is set, which it would clear. Nothing happens where there is no keeper or
 /// no right to become it.
-pub(crate) fn become_keeper(keeper_id: u32) -> io::Result<bool> {
+pub(crate) fn become_keeper(keeper_id: u32) -> io::Result<Keeper> {
     let held = rustix::thread::capabilities(None)?;
     let needed = CapabilitySet::SETUID | CapabilitySet::SETGID;
     if keeper_id == 0 || !held.effective.contains(needed) {
-        return Ok(false);
+        return Ok(Keeper::Absent);
     }
     let (uid, gid) = (Uid::from_raw(keeper_id), Gid::from_raw(keeper_id));
     rustix::thread::set_keep_capabilities(true)?;
@@ -36,10 +51,15 @@ pub(crate) fn become_keeper(keeper_id: u32) -> io::Result<bool> {
     // Only the permitted ones were kept.
     rustix::thread::set_capabilities(None, held)?;
     set_file_ids(0, 0);
-    if set_file_ids(0, 0) != (0, 0) {
-        return Err(io::Error::from_raw_os_error(libc::EPERM));
+    if set_file_ids(0, 0) == (0, 0) {
+        return Ok(Keeper::Apart);
     }
-    Ok(true)
+    // gVisor has no ids for file access alone: there the effective ones are root's. What others may do to us goes by
+    // the real and the saved ones.
+    rustix::thread::set_thread_res_gid(gid, Gid::ROOT, gid)?;
+    rustix::thread::set_thread_res_uid(uid, Uid::ROOT, uid)?;
+    rustix::thread::set_capabilities(None, held)?;
+    Ok(Keeper::Seen)
 }
 
 /// Sets this thread's ids for file access, and puts them back when dropped.

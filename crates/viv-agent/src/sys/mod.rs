@@ -4,12 +4,14 @@
 use std::ffi::c_int;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 
 use rustix::process::{Pid, WaitOptions};
 
 mod ids;
 
-pub(crate) use ids::{FileIds, become_keeper, drop_capabilities, set_file_ids};
+pub(crate) use ids::{FileIds, Keeper, become_keeper, drop_capabilities, set_file_ids};
 
 /// `libc` has it as a `c_int`, in which it is zero.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
@@ -18,11 +20,11 @@ const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 pub(crate) enum Cloned {
     /// This is the child: a copy of one thread, in which only async-signal-safe calls are allowed.
     Child,
-    /// This is the parent.
-    Parent { pid: Pid, pidfd: OwnedFd },
+    /// This is the parent; not every kernel has descriptors for processes.
+    Parent { pid: Pid, pidfd: Option<OwnedFd> },
 }
 
-/// Starts a process like `fork`, with a descriptor for it, in a cgroup when one is given.
+/// Starts a process like `fork`, with a descriptor for it where the kernel has those, in a cgroup when one is given.
 ///
 /// # Safety
 ///
@@ -41,14 +43,20 @@ pub(crate) unsafe fn clone_process(cgroup: Option<BorrowedFd<'_>>) -> io::Result
     }
     // SAFETY: no memory is shared and no stack is given, so the child goes on
     // on its own copy of this one; `args` lives until the call returns.
-    let result = unsafe { libc::syscall(libc::SYS_clone3, &raw mut args, size_of::<libc::clone_args>()) };
+    let mut result = unsafe { libc::syscall(libc::SYS_clone3, &raw mut args, size_of::<libc::clone_args>()) };
+    if result == -1 && cgroup.is_none() && io::Error::last_os_error().raw_os_error() == Some(libc::ENOSYS) {
+        let flags = libc::CLONE_PIDFD | libc::SIGCHLD;
+        // SAFETY: the same in the older form, whose third argument is where the descriptor goes.
+        result = unsafe { libc::syscall(libc::SYS_clone, flags, 0_usize, &raw mut pidfd, 0_usize, 0_usize) };
+    }
     match result {
         -1 => Err(io::Error::last_os_error()),
         0 => Ok(Cloned::Child),
         pid => {
             let pid = Pid::from_raw(pid as i32).ok_or_else(|| io::Error::other("clone gave no pid"))?;
-            // SAFETY: the kernel just made this descriptor for us.
-            Ok(Cloned::Parent { pid, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } })
+            // SAFETY: if it is one, the kernel just made this descriptor for us.
+            let pidfd = (pidfd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(pidfd) });
+            Ok(Cloned::Parent { pid, pidfd })
         }
     }
 }
@@ -120,6 +128,13 @@ pub(crate) fn send_signal(pidfd: BorrowedFd<'_>, signal: c_int) -> io::Result<()
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// The same by pid, where there are no such descriptors; the caller knows whose it is.
+pub(crate) fn send_signal_by_number(pid: Pid, signal: c_int) -> io::Result<()> {
+    // SAFETY: plain numbers. A pid of this type is never 0 or negative, which would mean others as well.
+    let result = unsafe { libc::kill(pid.as_raw_nonzero().get(), signal) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
@@ -159,6 +174,15 @@ pub(crate) fn frugal_malloc() {
     }
 }
 
+/// Gives the kernel back what was freed. After the boot, in which more is needed than ever again.
+pub(crate) fn return_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it only touches what is free.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Brings the loopback interface up; needs `CAP_NET_ADMIN`.
 pub(crate) fn loopback_up() -> io::Result<()> {
     let flags = rustix::net::SocketFlags::CLOEXEC;
@@ -181,12 +205,69 @@ pub(crate) fn loopback_up() -> io::Result<()> {
     Ok(())
 }
 
+/// Shows a file in the place of another one, read-only; needs `CAP_SYS_ADMIN`.
+pub(crate) fn cover(file: &Path, place: &Path) -> io::Result<()> {
+    use rustix::mount::{MountFlags, mount_bind, mount_remount};
+    mount_bind(file, place)?;
+    let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    Ok(mount_remount(place, flags, c"")?)
+}
+
+/// Puts an empty folder over another one, which nobody without privilege may enter or change; needs `CAP_SYS_ADMIN`.
+pub(crate) fn cover_folder(place: &Path) -> io::Result<()> {
+    use rustix::mount::{MountFlags, mount};
+    let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    Ok(mount(c"none", place, c"tmpfs", flags, c"mode=0,size=4k,nr_inodes=2")?)
+}
+
+/// Whether whoever made a connection is in this PID namespace, or in one below. Others have no number here.
+pub(crate) fn is_peer_inside(stream: &UnixStream) -> bool {
+    // SAFETY: all zeroes is a valid ucred.
+    let mut peer: libc::ucred = unsafe { std::mem::zeroed() };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the buffer is as long as it says. Not by rustix, for which no process has number 0.
+    let result = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut length,
+        )
+    };
+    // Who cannot be told is not let in either.
+    result != 0 || peer.pid != 0
+}
+
 /// Keeps other processes out of this one's memory and descriptors, whatever
 /// their ids, and of its copies until they exec. Async-signal-safe.
 ///
 /// To be called again after every change of ids, with which the kernel sets this anew.
 pub(crate) fn hide_memory() -> io::Result<()> {
     Ok(rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?)
+}
+
+/// What a workload is ahead of the agent when the kernel looks for somebody to kill for memory: a fifth of all that
+/// there is, so that the agent is not the largest among many small ones. It goes for the whole machine too, where
+/// sandboxes are what can be spared.
+const OOM_SCORE_AHEAD: &[u8] = b"200";
+
+/// Has the kernel choose this process before the agent when memory runs out. Async-signal-safe.
+///
+/// Raising the score needs no privilege, and so it can be lowered again to what the agent has, but not below. Where
+/// `/proc` is not there, all have the same.
+pub(crate) fn offer_to_oom_killer() {
+    let flags = rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::CLOEXEC;
+    if let Ok(file) = rustix::fs::open(c"/proc/self/oom_score_adj", flags, rustix::fs::Mode::empty()) {
+        let _ = rustix::io::write(&file, OOM_SCORE_AHEAD);
+    }
+}
+
+/// Gives up the priority that the supervisor gave to the agent. Async-signal-safe. There is no way back without privilege.
+pub(crate) fn be_nice_again() {
+    if rustix::process::getpriority_process(None).is_ok_and(|nice| nice < 0) {
+        let _ = rustix::process::setpriority_process(None, 0);
+    }
 }
 
 /// The opposite of [`hide_memory`], for a process with an id that no workload has. Async-signal-safe.
@@ -222,6 +303,14 @@ pub(crate) fn fill_stdio() -> io::Result<()> {
     Ok(())
 }
 
+/// Standard output and error go to a file, and standard input to nothing.
+pub(crate) fn log_to(file: &OwnedFd) -> io::Result<()> {
+    let nothing = rustix::fs::memfd_create(c"stdin", rustix::fs::MemfdFlags::CLOEXEC)?;
+    replace_descriptor(nothing.as_raw_fd(), 0)?;
+    replace_descriptor(file.as_raw_fd(), 1)?;
+    replace_descriptor(file.as_raw_fd(), 2)
+}
+
 /// Milliseconds of the clock that also runs while the machine sleeps.
 pub(crate) fn boot_ms() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
@@ -235,15 +324,41 @@ pub(crate) fn wall_ms() -> u64 {
 
 /// Replaces descriptor `to` by a copy of `from` that survives exec. Async-signal-safe.
 pub(crate) fn replace_descriptor(from: RawFd, to: RawFd) -> io::Result<()> {
-    // SAFETY: only called between clone and exec, where nothing else owns descriptor `to`.
+    // SAFETY: only called for descriptors that nothing owns: between clone and exec, or the standard ones.
     if unsafe { libc::dup2(from, to) } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Marks every descriptor from `first` on to be closed by exec, or closes it. Async-signal-safe.
-pub(crate) fn seal_descriptors(first: u32, close: bool) -> io::Result<()> {
-    let flags = if close { 0 } else { libc::CLOSE_RANGE_CLOEXEC };
+/// No descriptor is higher. Linux takes higher numbers, too, gVisor does not.
+pub(crate) const LAST_DESCRIPTOR: u32 = i32::MAX as u32;
+
+/// Closes every descriptor from 3 on except one. Async-signal-safe.
+///
+/// Not merely marked to be closed by exec: until then a path like `/proc/self/fd/7` would lead to what the agent has open.
+pub(crate) fn close_descriptors_but(kept: RawFd) -> io::Result<()> {
+    let kept = u32::try_from(kept).map_err(|_| io::Error::from_raw_os_error(libc::EBADF))?;
+    if kept > 3 {
+        close_descriptors(3, kept - 1)?;
+    }
+    close_descriptors(kept.saturating_add(1).max(3), LAST_DESCRIPTOR)
+}
+
+/// Closes these descriptors. Async-signal-safe.
+pub(crate) fn close_descriptors(first: u32, last: u32) -> io::Result<()> {
     // SAFETY: only called in a fresh child, which does not use what it closes.
-    let result = unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, flags) };
+    let result = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Puts a filter on this thread and on what it will start, on top of those that are there. Async-signal-safe.
+///
+/// It needs `no_new_privs`.
+pub(crate) fn install_filter(program: &[libc::sock_filter]) -> io::Result<()> {
+    let length = u16::try_from(program.len()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+    // The kernel only reads it.
+    let program = libc::sock_fprog { len: length, filter: program.as_ptr().cast_mut() };
+    let (mode, flags) = (libc::SECCOMP_SET_MODE_FILTER, 0);
+    // SAFETY: the program is as long as it says and lives until the call returns, after which the kernel has its own.
+    let result = unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 

@@ -109,6 +109,10 @@ impl TestAgent {
             keeper_id: if rustix::process::geteuid().is_root() { KEEPER_ID } else { 0 },
             output_bytes_max: 64 << 20,
             ended_executions_max: 512,
+            transient_kept_ms: 30_000,
+            open_files: None,
+            processes: None,
+            confine: true,
         };
         change(&mut config);
         std::fs::write(run.join(CONFIG), serde_json::to_vec(&config).unwrap()).unwrap();
@@ -139,7 +143,10 @@ impl TestAgent {
     pub(crate) fn take_control(&mut self, descriptors: Vec<(Descriptor, OwnedFd)>) -> Result<Hello, AgentError> {
         let mut control = self.connect();
         let (kinds, fds): (Vec<_>, Vec<_>) = descriptors.into_iter().unzip();
-        control.send_with(&Request::Control { descriptors: kinds }, &fds);
+        control.send_with(
+            &Request::Control { descriptors: kinds, hears: vec![AgentMessage::OOM_KILLED.to_owned()] },
+            &fds,
+        );
         let Answer::Hello(hello) = control.reply()? else { panic!("not a hello") };
         self.control = Some(control);
         Ok(hello)

@@ -17,7 +17,7 @@ use crate::tar::read::{Member, Reader, Type};
 use crate::trail::FOLDER;
 use crate::unpack::ways::{make_folder, names};
 use crate::unpack::{Bound, UnpackError, Unpacking};
-use crate::xattr::{DEFAULT_ACL, Holder, OPAQUE, OPAQUE_VALUE, strip};
+use crate::xattr::{DEFAULT_ACL, Holder, Marks, OPAQUE, OPAQUE_VALUE, strip};
 
 /// How much of a file is written at once.
 pub(super) const PIECE_BYTES: usize = 256 * 1024;
@@ -199,6 +199,10 @@ impl Unpacking {
         let folder = openat(self.ways.here(), c".", FOLDER, Mode::empty()).map_err(|errno| fault(errno.into()))?;
         let found = match statat(&folder, &*first, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Meta::new(&stat),
+            Err(Errno::NOENT) if self.left_out.has(folder.as_fd(), &first).map_err(fault)? => {
+                self.ways.go(parents, path, None)?;
+                return self.leave_out(name).map_err(fault);
+            }
             Err(Errno::NOENT) => return refuse("links to something that is not there"),
             Err(errno) => return Err(fault(errno.into())),
         };
@@ -237,6 +241,11 @@ impl Unpacking {
             return Err(refused(path, "links to nothing"));
         }
         let attributes = self.attributes(member.attributes, path)?;
+        if matches!(kind, Kind::Char | Kind::Block) && self.form == Form::Oci && Marks::of_this_process() == Marks::User
+        {
+            // The kernel lets no user make devices, and none of a layer's can be opened in a sandbox anyway.
+            return self.leave_out(name).map_err(fault);
+        }
         self.clear(name).map_err(fault)?;
         let here = self.ways.here();
         match kind {
@@ -246,6 +255,12 @@ impl Unpacking {
         }
         let look = Look { kind, mode: member.mode, uid: member.uid, gid: member.gid, mtime: member.mtime };
         settle(Holder::Named(here, name), &look, |node| set_all(node, &attributes)).map_err(fault)
+    }
+
+    /// Has a device become nothing: also what this layer had by that name before.
+    fn leave_out(&mut self, name: &CStr) -> io::Result<()> {
+        self.clear(name)?;
+        self.left_out.note(self.ways.here(), name)
     }
 
     /// Those extended attributes that are taken. From an OCI layer the others are

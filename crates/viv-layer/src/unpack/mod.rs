@@ -14,7 +14,9 @@ mod error;
 mod make;
 mod ways;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::ffi::CStr;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -79,6 +81,7 @@ pub fn unpack(archive: impl Read, to: &Path, form: Form, bounds: &Bounds) -> Res
     let mut unpacking = Unpacking {
         ways: Ways::new(to, form).map_err(fault)?,
         folders: Folders::default(),
+        left_out: LeftOut::default(),
         form,
         bounds: bounds.clone(),
         done: Unpacked::default(),
@@ -96,10 +99,37 @@ pub fn unpack(archive: impl Read, to: &Path, form: Form, bounds: &Bounds) -> Res
 struct Unpacking {
     ways: Ways,
     folders: Folders,
+    left_out: LeftOut,
     form: Form,
     bounds: Bounds,
     done: Unpacked,
     buffer: Vec<u8>,
+}
+
+/// The devices that were not made, so that links to them are not made either. By the inode of the folder and a digest of
+/// the name, so that each takes the same room, however long its path is.
+#[derive(Default)]
+struct LeftOut {
+    names: HashSet<(u64, u64, u64)>,
+}
+
+impl LeftOut {
+    fn key(folder: BorrowedFd<'_>, name: &CStr) -> io::Result<(u64, u64, u64)> {
+        let mut hasher = DefaultHasher::new();
+        name.hash(&mut hasher);
+        let stat = fstat(folder)?;
+        Ok((stat.st_dev, stat.st_ino, hasher.finish()))
+    }
+
+    fn note(&mut self, folder: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
+        self.names.insert(Self::key(folder, name)?);
+        Ok(())
+    }
+
+    fn has(&self, folder: BorrowedFd<'_>, name: &CStr) -> io::Result<bool> {
+        // Nearly always, and then nothing has to be looked at.
+        Ok(!self.names.is_empty() && self.names.contains(&Self::key(folder, name)?))
+    }
 }
 
 /// What folders get at last, by inode: a path per folder would have no bound.

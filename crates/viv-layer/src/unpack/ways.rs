@@ -124,9 +124,15 @@ impl Ways {
         let path = names.iter().map(|name| name.to_bytes()).collect::<Vec<_>>().join(&b'/');
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-        openat2(&self.top, path.as_slice(), flags, Mode::empty(), resolve)
+        let open = || openat2(&self.top, path.as_slice(), flags, Mode::empty(), resolve);
+        let opened = (0..RACES_MAX).map(|_| open()).find(|opened| !matches!(opened, Err(Errno::AGAIN)));
+        opened.unwrap_or(Err(Errno::AGAIN))
     }
 }
+
+/// How often a folder is looked for whose way leads through `..`: the kernel gives up when anybody on the whole machine
+/// renames something at that moment. Such a moment is a microsecond long.
+const RACES_MAX: usize = 10_000;
 
 /// Makes a folder as one that nothing is said about, in the place of a whiteout or of nothing.
 pub(super) fn make_folder(parent: BorrowedFd<'_>, name: &CStr, whiteout: bool) -> io::Result<OwnedFd> {

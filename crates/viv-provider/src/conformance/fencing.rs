@@ -94,6 +94,9 @@ pub(super) async fn an_old_generation_is_refused_for_every_read(lab: &Lab) {
         provider.file_stat(&old, "/tmp").await.map(drop),
         provider.file_list(&old, "/tmp", 1).await.map(drop),
         provider.archive_get(&old, "/tmp").await.map(drop),
+        provider.identity(&old).await.map(drop),
+        provider.whereabouts(&old).await.map(drop),
+        provider.log_tail(&old, 1024).await.map(drop),
     ];
     if lab.can(Capability::Usage) {
         read.push(provider.disk_usage(&old).await.map(drop));

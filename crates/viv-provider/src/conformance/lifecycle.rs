@@ -8,7 +8,8 @@ use super::program;
 use super::subject::Subject;
 use crate::capability::Capability;
 use crate::error::ProviderError;
-use crate::instance::{InstanceSpec, InstanceState, ResourceLimits};
+use crate::instance::{InstanceSpec, InstanceState};
+use crate::limits::ResourceLimits;
 
 /// How much of a lifetime may be gone by the time that it is first seen.
 const CREATE_MS_MAX: u64 = 30_000;
@@ -113,13 +114,29 @@ pub(super) async fn create_with_a_bad_spec_leaves_nothing(lab: &Lab) {
     subject.create(&lab.spec()).await;
 }
 
+/// What keeps an instance in bounds is there, or whoever looks is told that it is not and why, never neither.
+pub(super) async fn what_an_instance_lacks_is_told(lab: &Lab) {
+    let subject = lab.subject().await;
+    let seen = subject.observe().await;
+    assert_eq!(seen.lacks, lab.provider().capabilities().lacks());
+    for bound in [Capability::LimitMemory, Capability::LimitProcesses, Capability::HardDeadline, Capability::ProvenKill]
+    {
+        assert_eq!(lab.can(bound), !seen.lacks.contains_key(&bound), "{bound:?}");
+    }
+    assert!(seen.lacks.values().all(|why| !why.is_empty()), "{:?}", seen.lacks);
+}
+
 pub(super) async fn limits_are_honoured_or_refused(lab: &Lab) {
     let none = ResourceLimits::default;
     let limits = [
         (Capability::LimitCpu, ResourceLimits { cpu_millis: Some(500), ..none() }),
+        (Capability::LimitCpu, ResourceLimits { cpu_weight: Some(50), ..none() }),
         (Capability::LimitMemory, ResourceLimits { memory_bytes: Some(256 << 20), ..none() }),
         (Capability::LimitProcesses, ResourceLimits { processes: Some(64), ..none() }),
         (Capability::LimitDisk, ResourceLimits { disk_bytes: Some(64 << 20), ..none() }),
+        (Capability::LimitIoRead, ResourceLimits { io_read_bps: Some(64 << 20), ..none() }),
+        (Capability::LimitIoWrite, ResourceLimits { io_write_bps: Some(64 << 20), ..none() }),
+        (Capability::LimitOpenFiles, ResourceLimits { open_files: Some(256), ..none() }),
     ];
     for (capability, limits) in limits {
         let subject = unmade(lab);

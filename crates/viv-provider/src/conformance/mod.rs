@@ -35,10 +35,13 @@ mod freeze;
 mod keep;
 mod lab;
 mod lifecycle;
+mod limits;
 mod listing;
 mod mutations;
+mod network;
 mod output;
 mod ports;
+mod probes;
 pub mod program;
 mod removal;
 mod restores;
@@ -126,6 +129,7 @@ macro_rules! __conformance_cases {
                 create_of_the_next_generation_waits_for_the_destroy,
                 create_with_a_bad_spec_leaves_nothing,
                 limits_are_honoured_or_refused,
+                what_an_instance_lacks_is_told,
                 usage_is_reported_or_absent,
                 observe_after_destroy_is_absent,
                 observe_of_what_never_was_is_absent,
@@ -185,6 +189,20 @@ macro_rules! __conformance_cases {
                 unknown_execution_is_not_found,
                 are_listed_oldest_first,
                 without_input_reads_end_of_file,
+            }
+            probes {
+                transient_leaves_nothing,
+                many_transient_in_a_row_leave_nothing,
+                transient_runs_like_any_other,
+                transient_can_be_cancelled,
+                transient_that_cannot_start_leaves_nothing,
+                transient_goes_with_its_instance,
+                the_probe_writes_its_nonce_and_nothing_else,
+                identity_is_this_instance,
+                identity_is_of_the_latest_generation,
+                identity_needs_a_running_instance,
+                whereabouts_are_told,
+                logs_are_bounded,
             }
             control {
                 input_reaches_the_command,
@@ -278,6 +296,11 @@ macro_rules! __conformance_cases {
             ports {
                 a_closed_port_is_not_found,
             }
+            network {
+                without_egress_there_is_only_loopback,
+                egress_is_given_or_refused,
+                egress_is_as_the_restored_spec_says,
+            }
             saves {
                 live_save_runs_on,
                 live_save_is_of_one_moment,
@@ -335,6 +358,21 @@ macro_rules! __conformance_cases {
                 what_was_restored_is_shared,
                 a_full_disk_takes_no_more,
                 a_restored_disk_is_as_full_as_it_was,
+            }
+            limits {
+                what_was_asked_for_shows,
+                no_limit_can_be_asked_for,
+                a_change_shows_and_leaves_the_rest,
+                a_change_by_nothing_changes_nothing,
+                a_change_repeated_changes_once,
+                a_limit_can_be_lifted,
+                what_makes_no_sense_changes_nothing,
+                what_is_not_declared_is_refused,
+                the_frozen_can_be_changed,
+                the_ended_is_not_changed,
+                fewer_processes_hold_from_then_on,
+                less_disk_holds_from_then_on,
+                less_memory_than_is_used_is_refused,
             }
         }
     };

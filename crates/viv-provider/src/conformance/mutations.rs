@@ -9,6 +9,7 @@ use super::subject::{Subject, reader};
 use crate::capability::Capability;
 use crate::error::ProviderError;
 use crate::instance::{DeadlineChange, InstanceRef, Mutation, SaveRequest};
+use crate::limits::ResourceLimits;
 use crate::provider::FileWrite;
 
 /// What kind of change it is, because making and ending differ from the rest.
@@ -61,6 +62,8 @@ pub(super) async fn try_all(subject: &Subject<'_>, material: &Material, fresh: i
 
     let extended = provider.extend(&fresh(), sandbox, DeadlineChange::AtLeastMs(1_000)).await;
     note("extend", Kind::Change, Some(Capability::Extend), extended.map(drop));
+    let limited = provider.set_limits(&fresh(), sandbox, &ResourceLimits::default()).await;
+    note("set_limits", Kind::Change, Some(Capability::LimitsLive), limited.map(drop));
     let frozen = provider.freeze(&fresh(), sandbox).await;
     note("freeze", Kind::Change, Some(Capability::Freeze), frozen);
     let thawed = provider.thaw(&fresh(), sandbox).await;

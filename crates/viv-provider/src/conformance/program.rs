@@ -26,6 +26,8 @@ const STUBBORN: [&str; 2] = [
 ];
 const GRACEFUL: &str = "trap 'exit 7' TERM; echo ready; while :; do sleep 0.05; done";
 const BOTH_STREAMS: &str = "echo out; echo err >&2";
+const OPEN_FILES: &str = "ulimit -n";
+const HOLD_MEMORY: [&str; 2] = ["head -c ", "m /dev/zero > /dev/shm/held; echo held; sleep 30"];
 const TERMINAL_SIZES: &str = "while read -r line; do stty size; done";
 
 /// One command of the suite.
@@ -120,6 +122,13 @@ pub enum Program {
     },
     /// Writes `ready`, and exits with [`GRACEFUL_CODE`] on TERM.
     Graceful,
+    /// Writes how many files it may have open.
+    OpenFiles,
+    /// Fills a file in memory, writes `held`, and waits.
+    HoldMemory {
+        /// How much.
+        mib: u64,
+    },
     /// Writes the size of its terminal.
     TerminalSize,
     /// Writes the size of its terminal after every line of input.
@@ -149,6 +158,8 @@ impl Program {
             Self::Link { target, path } => words(&["/bin/ln", "-s", target, path]),
             Self::Stubborn { path } => shell(&fill2(STUBBORN, path)),
             Self::Graceful => shell(GRACEFUL),
+            Self::OpenFiles => shell(OPEN_FILES),
+            Self::HoldMemory { mib } => shell(&fill2(HOLD_MEMORY, &mib.to_string())),
             Self::TerminalSize => words(&["/usr/bin/stty", "size"]),
             Self::TerminalSizes => shell(TERMINAL_SIZES),
         }
@@ -164,7 +175,7 @@ impl Program {
     pub fn parse(argv: &[String]) -> Option<Self> {
         let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
         match argv.as_slice() {
-            ["/bin/echo", text] => Some(Self::Echo { text: (*text).to_owned() }),
+            ["/bin/echo" | "echo", text] => Some(Self::Echo { text: (*text).to_owned() }),
             ["/bin/sleep", seconds] => Some(Self::Sleep { seconds: seconds.parse().ok()? }),
             ["/bin/cat"] => Some(Self::Cat),
             ["/bin/cat", path] => Some(Self::CatFile { path: (*path).to_owned() }),
@@ -184,8 +195,12 @@ impl Program {
         match script {
             BOTH_STREAMS => return Some(Self::BothStreams),
             GRACEFUL => return Some(Self::Graceful),
+            OPEN_FILES => return Some(Self::OpenFiles),
             TERMINAL_SIZES => return Some(Self::TerminalSizes),
             _ => {}
+        }
+        if let Some(mib) = empty2(HOLD_MEMORY, script) {
+            return Some(Self::HoldMemory { mib: mib.parse().ok()? });
         }
         if let Some(path) = empty2(STUBBORN, script) {
             return Some(Self::Stubborn { path });
@@ -239,6 +254,16 @@ pub fn echo_then_sleep(text: &str) -> ExecSpec {
 /// Writes numbers for longer than any case waits.
 pub fn tick() -> ExecSpec {
     Program::Tick { count: 600 }.spec()
+}
+
+/// Writes how many files it may have open.
+pub fn open_files() -> ExecSpec {
+    Program::OpenFiles.spec()
+}
+
+/// Fills a file in memory, writes `held`, then waits for longer than any case does.
+pub fn hold_memory(mib: u64) -> ExecSpec {
+    Program::HoldMemory { mib }.spec()
 }
 
 fn words(words: &[&str]) -> Vec<String> {
@@ -300,6 +325,8 @@ mod tests {
             Program::Link { target: "../y".to_owned(), path: path.clone() },
             Program::Stubborn { path },
             Program::Graceful,
+            Program::OpenFiles,
+            Program::HoldMemory { mib: 3 },
             Program::TerminalSize,
             Program::TerminalSizes,
         ]

@@ -8,8 +8,9 @@ use super::keep::{
 use super::lab::{Answer, Lab, assert_refused};
 use super::program::{self, Program};
 use super::subject::Subject;
+use crate::Image;
 use crate::error::ProviderError;
-use crate::instance::{Image, InstanceState};
+use crate::instance::InstanceState;
 
 /// Files were lost from the second round on in incident 13.
 const ROUNDS: usize = 5;
@@ -109,6 +110,7 @@ pub(super) async fn several_are_restored_at_once(lab: &Lab) {
     assert_eq!(users, made);
 }
 
+/// In incident 38, destroying a box deleted the snapshot that others were made from.
 pub(super) async fn a_snapshot_outlives_its_sandbox(lab: &Lab) {
     if !can_turn(lab).await {
         return;

@@ -59,6 +59,7 @@ pub(super) struct Host<'h> {
     pub(super) tree: &'h mut Tree,
     pub(super) env: &'h BTreeMap<String, String>,
     pub(super) workdir: &'h str,
+    pub(super) open_files: Option<u64>,
 }
 
 impl Execution {
@@ -121,6 +122,7 @@ impl Execution {
             cwd: self.spec.cwd.as_deref().unwrap_or(host.workdir),
             tty: self.tty,
             has_input: self.input_open,
+            open_files: host.open_files,
         };
         match what(&mut process, &mut around) {
             Fate::Lives => self.process = Some(process),

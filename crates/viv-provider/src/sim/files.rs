@@ -1,8 +1,9 @@
 //! Files through the API.
 
-use viv_core::SandboxId;
 use viv_core::file::{DirEntry, DirListing, FileStat};
+use viv_core::{Identity, SandboxId};
 
+use super::lifecycle::{IDENTITY, identity_file};
 use super::state::State;
 use super::tree::{Body, Node, conflict};
 use crate::error::ProviderError;
@@ -33,6 +34,15 @@ impl State {
             }
             Body::Dir | Body::Link(_) => Err(conflict(&path, "is not a file")),
         }
+    }
+
+    pub(super) fn identity(&self, instance: &InstanceRef) -> Result<Identity> {
+        let found = self.file_read(instance, IDENTITY, 0, None)?;
+        if found != identity_file(instance).as_bytes() {
+            let what = format!("the identity file says {:?}", String::from_utf8_lossy(&found));
+            return Err(ProviderError::Failed { what });
+        }
+        Ok(Identity { sandbox: instance.sandbox.clone(), generation: instance.generation })
     }
 
     pub(super) fn file_write(

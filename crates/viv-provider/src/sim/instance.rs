@@ -7,20 +7,22 @@
 //!         Ended          and destroying removes it from every phase
 //! ```
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
-use viv_core::exec::{ExecSpec, ExecStatus};
+use viv_core::exec::{ExecSpec, ExecStatus, TRANSIENT_KEPT_MS};
 use viv_core::file::{FileStat, Unpacked};
 use viv_core::{EndCause, ExecutionId, OperationId, OwnerMark, SnapshotId};
 
 use super::execution::{Execution, Host};
 use super::lifecycle::Origin;
 use super::tree::Tree;
+use crate::conformance::program::Program;
 use crate::error::ProviderError;
 use crate::instance::{
     Deadline, DeadlineChange, DiskUsage, Ended, InstanceRef, InstanceSpec, InstanceState, Listed, Observation,
     ObservedVia, Usage,
 };
+use crate::limits::ResourceLimits;
 
 /// Answers that are kept for repeated operations; a repetition comes within seconds, not within hundreds of changes.
 const ANSWERS_KEPT_MAX: usize = 256;
@@ -44,6 +46,7 @@ enum Phase {
 pub(super) enum Kept {
     Done,
     Deadline(Deadline),
+    Limits(ResourceLimits),
     Stat(FileStat),
     Unpacked(Unpacked),
 }
@@ -76,6 +79,7 @@ impl Instance {
         origin: Origin,
     ) -> Self {
         let Origin { tree, executions, parent } = origin;
+        let spec = InstanceSpec { limits: spec.limits.in_force(), ..spec };
         // The first process of an instance is its init, so commands come after it.
         let pids = 1 + executions.len() as u32;
         Self {
@@ -135,21 +139,38 @@ impl Instance {
             state: self.state(),
             deadline: self.deadline(now_ms),
             usage: with_usage.then(|| self.usage()),
+            limits: Some(self.spec.limits.clone()),
+            lacks: BTreeMap::new(),
             observed_at_ms: now_ms,
             via: ObservedVia::Supervisor,
         }
     }
 
-    fn usage(&self) -> Usage {
-        let processes = match self.phase {
-            Phase::Running | Phase::Frozen { .. } => 1 + self.executions.iter().filter(|one| !one.is_final()).count(),
+    fn processes(&self) -> u64 {
+        match self.phase {
+            Phase::Running | Phase::Frozen { .. } => {
+                1 + self.executions.iter().filter(|one| !one.is_final()).count() as u64
+            }
             Phase::Ended(_) => 0,
-        } as u64;
+        }
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        let held =
+            self.executions.iter().filter(|one| !one.is_final()).map(|one| match Program::parse(&one.spec.argv) {
+                Some(Program::HoldMemory { mib }) => mib << 20,
+                Some(_) | None => 0,
+            });
+        self.processes() * PROCESS_MEMORY_BYTES + held.sum::<u64>()
+    }
+
+    fn usage(&self) -> Usage {
         Usage {
             cpu_us: Some(0),
-            memory_bytes: Some(processes * PROCESS_MEMORY_BYTES),
-            processes: Some(processes),
+            memory_bytes: Some(self.memory_bytes()),
+            processes: Some(self.processes()),
             oom_kills: Some(0),
+            oom_last: None,
         }
     }
 
@@ -169,6 +190,7 @@ impl Instance {
 
     /// Everything that is due until now happens, in its order.
     pub(super) fn settle(&mut self, now_ms: u64) {
+        self.forget_transient(now_ms);
         while self.ended().is_none() {
             let expiry = self.deadline_at_ms.filter(|at| *at <= now_ms);
             let next = self.next_due().filter(|(at, _)| *at <= now_ms);
@@ -195,7 +217,13 @@ impl Instance {
 
     /// An execution with what it needs of the rest.
     fn at(&mut self, index: usize, now_ms: u64) -> (&mut Execution, Host<'_>) {
-        let host = Host { now_ms, tree: &mut self.tree, env: &self.spec.env, workdir: &self.spec.workdir };
+        let host = Host {
+            now_ms,
+            tree: &mut self.tree,
+            env: &self.spec.env,
+            workdir: &self.spec.workdir,
+            open_files: self.spec.limits.open_files,
+        };
         (&mut self.executions[index], host)
     }
 
@@ -205,6 +233,7 @@ impl Instance {
             return;
         }
         let lost_to = cause.to_string();
+        self.executions.retain(|one| !one.spec.transient);
         for execution in &mut self.executions {
             execution.lose(at_ms, &lost_to);
         }
@@ -226,6 +255,19 @@ impl Instance {
             self.revision += 1;
         }
         Ok(Deadline { remaining_ms: moved_ms.saturating_sub(now_ms), revision: self.revision })
+    }
+
+    pub(super) fn set_limits(&mut self, change: &ResourceLimits) -> Result<ResourceLimits, ProviderError> {
+        self.need_alive()?;
+        let limits = change.or(&self.spec.limits).in_force();
+        limits.check()?;
+        let used = self.memory_bytes();
+        if limits.memory_bytes.is_some_and(|bytes| bytes < used) {
+            return Err(ProviderError::Conflict { what: format!("{used} bytes of memory are in use") });
+        }
+        self.tree.set_bytes_max(limits.disk_bytes);
+        self.spec.limits = limits.clone();
+        Ok(limits)
     }
 
     pub(super) fn freeze(&mut self, now_ms: u64) -> Result<(), ProviderError> {
@@ -271,12 +313,33 @@ impl Instance {
             return Err(ProviderError::Invalid { what: "the command is empty".to_owned(), hint });
         }
         self.make_room()?;
+        if self.spec.limits.processes.is_some_and(|most| self.processes() >= most) {
+            let what = "the sandbox has no process left".to_owned();
+            return Err(ProviderError::Exhausted { limit: "processes", what });
+        }
         self.pids += 1;
-        let host = Host { now_ms, tree: &mut self.tree, env: &self.spec.env, workdir: &self.spec.workdir };
+        let host = Host {
+            now_ms,
+            tree: &mut self.tree,
+            env: &self.spec.env,
+            workdir: &self.spec.workdir,
+            open_files: self.spec.limits.open_files,
+        };
         let execution = Execution::start(id.clone(), spec.clone(), self.pids, host);
         let status = execution.status();
         self.executions.push(execution);
         Ok(status)
+    }
+
+    /// Those that nobody read in time.
+    fn forget_transient(&mut self, now_ms: u64) {
+        let is_due = |ended_at_ms: u64| ended_at_ms.saturating_add(TRANSIENT_KEPT_MS) <= now_ms;
+        self.executions.retain(|one| !(one.spec.transient && one.status().ended_at_ms.is_some_and(is_due)));
+    }
+
+    /// Somebody heard of its end.
+    pub(super) fn note_read(&mut self, id: &ExecutionId) {
+        self.executions.retain(|one| !(one.id == *id && one.spec.transient && one.is_final()));
     }
 
     fn make_room(&mut self) -> Result<(), ProviderError> {

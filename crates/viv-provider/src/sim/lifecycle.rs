@@ -1,5 +1,7 @@
 //! Making, finding and destroying instances.
 
+use std::collections::BTreeMap;
+
 use viv_core::{EndCause, OwnerMark, SandboxId, SnapshotId};
 
 use super::execution::Execution;
@@ -7,17 +9,22 @@ use super::fence::{Admission, Intent};
 use super::instance::Instance;
 use super::state::State;
 use super::tree::{Node, Tree};
+use crate::Egress;
 use crate::capability::Capability;
 use crate::error::ProviderError;
 use crate::instance::{
     Ended, InstanceRef, InstanceSpec, InstanceState, Mutation, Observation, ObservedVia, Page, PageRequest,
 };
+use crate::limits::ResourceLimits;
 
 /// Most items of a page.
 pub(super) const PAGE_ITEMS_MAX: usize = 100;
 
 /// Where an instance says which one it is (T2).
-const IDENTITY: &str = "/.vivarium/identity.json";
+pub(super) const IDENTITY: &str = "/.vivarium/identity.json";
+
+/// Where Linux shows network interfaces.
+const INTERFACES: &str = "/sys/class/net";
 
 /// Directories that every image has, with their modes.
 const IMAGE: [(&str, u32); 4] = [("/bin", 0o755), ("/etc", 0o755), ("/root", 0o700), ("/tmp", 0o1777)];
@@ -40,7 +47,7 @@ impl State {
         spec: &InstanceSpec,
     ) -> Result<Observation> {
         self.make(mutation, sandbox, owner, spec, |state| {
-            let mut tree = Tree::new(state.now_ms, spec.limits.disk_bytes);
+            let mut tree = Tree::new(state.now_ms, spec.limits.in_force().disk_bytes);
             for (path, mode) in IMAGE {
                 tree.make_dirs(path, state.now_ms)?;
                 tree.set_mode(path, mode);
@@ -58,7 +65,8 @@ impl State {
         spec: &InstanceSpec,
         origin: impl FnOnce(&Self) -> Result<Origin>,
     ) -> Result<Observation> {
-        self.require_limits(spec)?;
+        self.require_limits(&spec.limits)?;
+        self.require_network(spec)?;
         let reference = InstanceRef { sandbox: sandbox.clone(), generation: mutation.generation };
         match self.fences.admit(sandbox, mutation, Intent::Make)? {
             Admission::Done => return Ok(self.observe(&reference)),
@@ -75,29 +83,31 @@ impl State {
         Ok(self.observe(&reference))
     }
 
-    fn require_limits(&self, spec: &InstanceSpec) -> Result<()> {
-        let limits = &spec.limits;
-        for (capability, limit) in [
-            (Capability::LimitCpu, limits.cpu_millis),
-            (Capability::LimitMemory, limits.memory_bytes),
-            (Capability::LimitProcesses, limits.processes),
-            (Capability::LimitDisk, limits.disk_bytes),
-        ] {
-            if limit.is_some() {
-                self.require(capability)?;
-            }
+    /// Refuses limits that are not declared.
+    pub(super) fn require_limits(&self, limits: &ResourceLimits) -> Result<()> {
+        limits.first_missing(|needed| self.capabilities.can(needed)).map_or(Ok(()), |missing| self.require(missing))
+    }
+
+    fn require_network(&self, spec: &InstanceSpec) -> Result<()> {
+        match spec.network.egress {
+            Egress::None => Ok(()),
+            Egress::All => self.require(Capability::EgressAll),
         }
-        Ok(())
     }
 
     pub(super) fn observe(&self, instance: &InstanceRef) -> Observation {
         match self.instances.get(&instance.sandbox).filter(|found| found.reference == *instance) {
-            Some(found) => found.observe(self.now_ms, self.capabilities.can(Capability::Usage)),
+            Some(found) => {
+                let seen = found.observe(self.now_ms, self.capabilities.can(Capability::Usage));
+                Observation { lacks: self.capabilities.lacks(), ..seen }
+            }
             None => Observation {
                 instance: instance.clone(),
                 state: InstanceState::Absent,
                 deadline: None,
                 usage: None,
+                limits: None,
+                lacks: BTreeMap::new(),
                 observed_at_ms: self.now_ms,
                 via: ObservedVia::Supervisor,
             },
@@ -157,16 +167,30 @@ fn check_spec(spec: &InstanceSpec) -> Result<()> {
     if spec.env.keys().any(|name| name.is_empty() || name.contains(['=', '\0'])) {
         return invalid("a variable's name is empty or holds `=`", "names and values are separate");
     }
-    Ok(())
+    Ok(spec.limits.check()?)
 }
 
 /// Puts into a filesystem what every instance has.
 fn furnish(tree: &mut Tree, reference: &InstanceRef, spec: &InstanceSpec, now_ms: u64) -> Result<()> {
     let workdir = tree.resolve(&spec.workdir, true)?;
     tree.make_dirs(&workdir, now_ms)?;
+    // What is connected is no part of what was saved.
+    if tree.get(INTERFACES).is_some() {
+        tree.remove(INTERFACES)?;
+    }
+    let interfaces: &[&str] = match spec.network.egress {
+        Egress::None => &["lo"],
+        Egress::All => &["lo", "eth0"],
+    };
+    for name in interfaces {
+        tree.make_dirs(&format!("{INTERFACES}/{name}"), now_ms)?;
+    }
     tree.make_parents(IDENTITY, now_ms)?;
-    let InstanceRef { sandbox, generation } = reference;
+    tree.put(IDENTITY, Node::file(identity_file(reference).into_bytes(), 0o644, now_ms))
+}
+
+/// What the identity file of an instance holds.
+pub(super) fn identity_file(InstanceRef { sandbox, generation }: &InstanceRef) -> String {
     // Ids are letters and digits, so nothing needs to be escaped.
-    let identity = format!("{{\"sandbox\":\"{sandbox}\",\"generation\":{generation}}}");
-    tree.put(IDENTITY, Node::file(identity.into_bytes(), 0o644, now_ms))
+    format!("{{\"sandbox\":\"{sandbox}\",\"generation\":{generation}}}")
 }

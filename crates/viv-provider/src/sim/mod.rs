@@ -40,9 +40,10 @@ pub use clock::SimClock;
 use crate::capability::{Capabilities, Capability};
 use crate::error::ProviderError;
 use state::State;
+use viv_core::{EndCause, SandboxId};
 
 /// Everything that can be simulated, which is everything.
-const CAPABILITIES: [Capability; 18] = [
+const CAPABILITIES: [Capability; 24] = [
     Capability::Freeze,
     Capability::Extend,
     Capability::HardDeadline,
@@ -56,9 +57,15 @@ const CAPABILITIES: [Capability; 18] = [
     Capability::Ports,
     Capability::EndPushed,
     Capability::LimitCpu,
+    Capability::LimitCpuBurst,
     Capability::LimitMemory,
     Capability::LimitProcesses,
     Capability::LimitDisk,
+    Capability::EgressAll,
+    Capability::LimitIoRead,
+    Capability::LimitIoWrite,
+    Capability::LimitOpenFiles,
+    Capability::LimitsLive,
     Capability::Usage,
     Capability::ProvenKill,
 ];
@@ -81,6 +88,17 @@ impl SimProvider {
     pub fn with_capabilities(clock: SimClock, capabilities: Capabilities) -> Self {
         let state = State::new(capabilities, clock.now_ms());
         Self { clock, state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// Ends what lives of a sandbox, as if it had ended by itself. Whether there was something.
+    pub fn crash(&self, sandbox: &SandboxId, cause: EndCause) -> bool {
+        let now_ms = self.clock.now_ms();
+        let mut state = self.settled();
+        let lives = state.instances.get_mut(sandbox).filter(|instance| instance.ended().is_none());
+        let ended = lives.map(|instance| instance.end(now_ms, cause)).is_some();
+        drop(state);
+        self.clock.ring();
+        ended
     }
 
     /// The state as it is now.

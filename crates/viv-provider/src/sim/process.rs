@@ -53,6 +53,7 @@ pub(super) struct Surroundings<'s> {
     pub(super) uid: u32,
     pub(super) tty: Option<TtySize>,
     pub(super) has_input: bool,
+    pub(super) open_files: Option<u64>,
 }
 
 impl Surroundings<'_> {
@@ -162,6 +163,14 @@ impl Process {
             }
             Program::PrintDirectory => around.say(&format!("{}\n", around.cwd.to_owned())),
             Program::PrintUser => around.say(&format!("{}\n", around.uid)),
+            Program::OpenFiles => {
+                let most = around.open_files.map_or_else(|| "unlimited".to_owned(), |most| most.to_string());
+                around.say(&format!("{most}\n"));
+            }
+            Program::HoldMemory { .. } => {
+                around.say("held\n");
+                return Fate::Lives;
+            }
             Program::Count { to } => {
                 // In one piece, as a program writes that fills its buffer first.
                 let lines: Vec<String> = (1..=*to).map(|number| number.to_string()).collect();

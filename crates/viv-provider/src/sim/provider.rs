@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use tokio::io::AsyncReadExt;
 use viv_core::exec::{ExecSpec, ExecStatus, TtySize};
 use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked};
-use viv_core::{ExecutionId, OwnerMark, SandboxId, SnapshotId};
+use viv_core::{ExecutionId, Identity, OwnerMark, SandboxId, SnapshotId};
 
 use super::SimProvider;
 use super::execution::Execution;
@@ -17,9 +17,10 @@ use super::tree::conflict;
 use crate::capability::{Capabilities, Capability};
 use crate::error::ProviderError;
 use crate::instance::{
-    Deadline, DeadlineChange, DiskUsage, Ended, InstanceRef, InstanceSpec, Mutation, Observation, Page, PageRequest,
-    SaveRequest, Snapshot, SnapshotSeen,
+    Deadline, DeadlineChange, DiskUsage, Ended, InstanceRef, InstanceSpec, LogPart, Mutation, Observation, Page,
+    PageRequest, SaveRequest, Snapshot, SnapshotSeen, Whereabouts,
 };
+use crate::limits::ResourceLimits;
 use crate::provider::{ByteReader, Dialled, FileWrite, OutputStream, Provider, WatchStream};
 
 /// Most that one upload may hold, because all of it is kept in memory.
@@ -80,6 +81,19 @@ impl Provider for SimProvider {
         self.change(|state| {
             state.require(Capability::Extend)?;
             state.change_once(mutation, sandbox, |instance, now_ms| instance.extend(now_ms, change))
+        })
+    }
+
+    async fn set_limits(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        change: &ResourceLimits,
+    ) -> Result<ResourceLimits> {
+        self.change(|state| {
+            state.require(Capability::LimitsLive)?;
+            state.require_limits(change)?;
+            state.change_once(mutation, sandbox, |instance, _| instance.set_limits(change))
         })
     }
 
@@ -158,12 +172,29 @@ impl Provider for SimProvider {
         })
     }
 
+    async fn identity(&self, instance: &InstanceRef) -> Result<Identity> {
+        self.look(|state| state.identity(instance))
+    }
+
+    /// Nothing of it is anywhere.
+    async fn whereabouts(&self, instance: &InstanceRef) -> Result<Whereabouts> {
+        self.look(|state| state.read(instance).map(|_| Whereabouts::default()))
+    }
+
+    /// Nobody keeps it, so nobody wrote anything down.
+    async fn log_tail(&self, instance: &InstanceRef, _bytes_max: u64) -> Result<Vec<LogPart>> {
+        self.look(|state| state.read(instance).map(|_| Vec::new()))
+    }
+
     async fn execution(&self, instance: &InstanceRef, execution: &ExecutionId) -> Result<ExecStatus> {
         self.look(|state| Ok(state.read(instance)?.execution(execution)?.status()))
     }
 
     async fn executions(&self, instance: &InstanceRef) -> Result<Vec<ExecStatus>> {
-        self.look(|state| Ok(state.read(instance)?.executions().iter().map(Execution::status).collect()))
+        self.look(|state| {
+            let all = state.read(instance)?.executions().iter();
+            Ok(all.filter(|one| !one.spec.transient).map(Execution::status).collect())
+        })
     }
 
     async fn attach(

@@ -161,7 +161,7 @@ impl State {
             for execution in &mut executions {
                 execution.wake_up(state.now_ms.saturating_sub(saved.snapshot.created_at_ms));
             }
-            let tree = saved.tree.copied(spec.limits.disk_bytes);
+            let tree = saved.tree.copied(spec.limits.in_force().disk_bytes);
             Ok(Origin { tree, executions, parent: Some(snapshot.clone()) })
         })
     }
@@ -178,7 +178,7 @@ impl State {
         self.make(mutation, sandbox, owner, spec, |state| {
             let source = state.read(source)?;
             source.need_alive()?;
-            let tree = source.tree.copied(spec.limits.disk_bytes);
+            let tree = source.tree.copied(spec.limits.in_force().disk_bytes);
             Ok(Origin { tree, executions: Vec::new(), parent: source.parent.clone() })
         })
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use viv_core::{SandboxId, SnapshotId};
+use viv_core::{ExecutionId, SandboxId, SnapshotId};
 
 use super::fence::{Admission, Fences, Intent};
 use super::instance::{Instance, Kept};
@@ -10,6 +10,7 @@ use super::snapshot::Saved;
 use crate::capability::{Capabilities, Capability};
 use crate::error::ProviderError;
 use crate::instance::{Deadline, InstanceRef, Mutation};
+use crate::limits::ResourceLimits;
 
 type Result<T> = std::result::Result<T, ProviderError>;
 
@@ -63,6 +64,15 @@ impl State {
     pub(super) fn read(&self, instance: &InstanceRef) -> Result<&Instance> {
         self.fences.admit_read(instance)?;
         self.instances.get(&instance.sandbox).ok_or(ProviderError::Absent)
+    }
+
+    /// Somebody heard of the end of an execution.
+    pub(super) fn note_read(&mut self, instance: &InstanceRef, execution: &ExecutionId) {
+        if let Some(found) = self.instances.get_mut(&instance.sandbox)
+            && found.reference == *instance
+        {
+            found.note_read(execution);
+        }
     }
 
     /// The instance for a read that needs its processes.
@@ -124,5 +134,6 @@ macro_rules! answered {
 
 answered!((), () => Kept::Done, Kept::Done => ());
 answered!(Deadline, deadline => Kept::Deadline(deadline), Kept::Deadline(deadline) => deadline);
+answered!(ResourceLimits, limits => Kept::Limits(limits), Kept::Limits(limits) => limits);
 answered!(viv_core::file::FileStat, stat => Kept::Stat(stat), Kept::Stat(stat) => stat);
 answered!(viv_core::file::Unpacked, unpacked => Kept::Unpacked(unpacked), Kept::Unpacked(unpacked) => unpacked);

@@ -29,7 +29,12 @@ pub(super) struct SimOutput {
 impl SimOutput {
     /// What it hears next and where it stands then, or `None` when that is still to come.
     fn look(&self, state: &State) -> Result<Option<(OutputEvent, u64)>> {
-        let execution = state.read(&self.instance)?.execution(&self.execution)?;
+        let instance = state.read(&self.instance)?;
+        let execution = match instance.execution(&self.execution) {
+            // A transient one goes with its instance.
+            Err(_) if instance.ended().is_some() => return Err(ProviderError::NotRunning { state: instance.state() }),
+            found => found?,
+        };
         if let Some(told) = execution.output.read(self.offset) {
             return Ok(Some(told));
         }
@@ -47,7 +52,15 @@ impl OutputStream for SimOutput {
         let provider = self.provider.clone();
         let (event, offset) = provider.wait(|state| self.look(state).transpose()).await?;
         self.offset = offset;
-        self.is_over = matches!(event, OutputEvent::End(_));
+        if let OutputEvent::End(status) = &event {
+            self.is_over = true;
+            if status.state.is_final() {
+                provider.change(|state| {
+                    state.note_read(&self.instance, &self.execution);
+                    Ok(())
+                })?;
+            }
+        }
         Ok(Some(event))
     }
 }

@@ -139,6 +139,11 @@ impl Tree {
         self.bytes_max
     }
 
+    /// What is there stays, also if it is more.
+    pub(super) fn set_bytes_max(&mut self, bytes_max: Option<u64>) {
+        self.bytes_max = bytes_max;
+    }
+
     /// Where a path leads: dots and links resolved, the last link only if asked. Nothing leads above
     /// the root, and what is not there is taken as it is written.
     pub(super) fn resolve(&self, path: &str, follow_last: bool) -> Result<String> {

@@ -14,6 +14,7 @@ impl InstanceCgroups {
             cpu_us: self.cpu_us(),
             memory_bytes: self.number(Controller::Memory, "memory.usage_in_bytes", "memory.current"),
             processes: self.number(Controller::Pids, "pids.current", "pids.current"),
+            oom_last: None,
             oom_kills: self.oom_events_path().and_then(|path| keyed(path, "oom_kill")),
         }
     }
@@ -43,7 +44,7 @@ impl InstanceCgroups {
         fs::read_to_string(path).ok()?.trim().parse().ok()
     }
 
-    fn v1_folder(&self, controller: Controller) -> Option<PathBuf> {
+    pub(super) fn v1_folder(&self, controller: Controller) -> Option<PathBuf> {
         Some(self.layout.v1_of(controller)?.join(&self.path))
     }
 }

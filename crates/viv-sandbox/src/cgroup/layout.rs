@@ -5,6 +5,10 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
+
+use crate::ordinary::Standing;
+
 /// A controller that limits or figures need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Controller {
@@ -14,10 +18,12 @@ pub enum Controller {
     Memory,
     /// Number of processes.
     Pids,
+    /// Speed of disks.
+    Io,
 }
 
 impl Controller {
-    const ALL: [Self; 3] = [Self::Cpu, Self::Memory, Self::Pids];
+    pub(crate) const ALL: [Self; 4] = [Self::Cpu, Self::Memory, Self::Pids, Self::Io];
 
     /// Its name in the kernel's files.
     pub fn name(self) -> &'static str {
@@ -25,47 +31,84 @@ impl Controller {
             Self::Cpu => "cpu",
             Self::Memory => "memory",
             Self::Pids => "pids",
+            Self::Io => "io",
+        }
+    }
+
+    fn v1_name(self) -> &'static str {
+        match self {
+            Self::Cpu | Self::Memory | Self::Pids => self.name(),
+            Self::Io => "blkio",
         }
     }
 }
 
-/// What is mounted.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// Where cgroups of ours can be made.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
-    /// Where the v2 hierarchy is.
+    /// Our folder in the v2 hierarchy: its root, or what was delegated to us.
     pub v2: Option<PathBuf>,
-    /// Where the v1 hierarchies are, with the names of what each controls.
+    /// The same in the v1 hierarchies, with the names of what each controls.
     pub v1: Vec<(PathBuf, BTreeSet<String>)>,
+    /// Whether these were delegated: what they are made of is not ours to change, and runtimes are told of no cgroups.
+    #[serde(default)]
+    pub delegated: bool,
+}
+
+/// A hierarchy that is mounted.
+pub(super) struct Mount {
+    /// What of it.
+    pub(super) root: PathBuf,
+    pub(super) at: PathBuf,
+    /// Nothing for v2.
+    pub(super) controls: BTreeSet<String>,
+}
+
+impl Mount {
+    pub(super) fn is_v2(&self) -> bool {
+        self.controls.is_empty()
+    }
+}
+
+/// All that are mounted.
+pub(super) fn mounts(mountinfo: &str) -> impl Iterator<Item = Mount> {
+    mountinfo.lines().filter_map(|line| {
+        let (before, after) = line.split_once(" - ")?;
+        let mut before = before.split(' ').skip(3);
+        let (root, at) = (before.next()?.into(), before.next()?.into());
+        let mut after = after.split(' ');
+        let (kind, options) = (after.next(), after.nth(1).unwrap_or_default());
+        let controls = match kind {
+            Some("cgroup2") => BTreeSet::new(),
+            Some("cgroup") => options
+                .split(',')
+                .filter(|option| !matches!(*option, "rw" | "ro" | "xattr" | "clone_children" | "noprefix"))
+                .filter(|option| !option.starts_with("release_agent="))
+                .map(str::to_owned)
+                .collect(),
+            Some(_) | None => return None,
+        };
+        Some(Mount { root, at, controls })
+    })
 }
 
 impl Layout {
-    /// Looks at this process's mounts.
+    /// Looks at this process's mounts, and at what was delegated to it where it is not root of the machine.
     pub fn detect() -> io::Result<Self> {
-        Ok(Self::from_mountinfo(&fs::read_to_string("/proc/self/mountinfo")?))
+        match Standing::of_this_process()? {
+            Standing::Root => Ok(Self::from_mountinfo(&fs::read_to_string("/proc/self/mountinfo")?)),
+            Standing::Mapped { .. } | Standing::Ordinary => Self::delegated(),
+        }
     }
 
     /// The first mount of each hierarchy counts.
     fn from_mountinfo(mountinfo: &str) -> Self {
         let mut layout = Self::default();
-        for line in mountinfo.lines() {
-            let Some((before, after)) = line.split_once(" - ") else { continue };
-            let Some(mount) = before.split(' ').nth(4) else { continue };
-            let mut after = after.split(' ');
-            let (kind, options) = (after.next(), after.nth(1).unwrap_or_default());
-            match kind {
-                Some("cgroup2") if layout.v2.is_none() => layout.v2 = Some(PathBuf::from(mount)),
-                Some("cgroup") => {
-                    let controls = options
-                        .split(',')
-                        .filter(|option| !matches!(*option, "rw" | "ro" | "xattr" | "clone_children" | "noprefix"))
-                        .filter(|option| !option.starts_with("release_agent="))
-                        .map(str::to_owned)
-                        .collect::<BTreeSet<_>>();
-                    if !layout.v1.iter().any(|(_, known)| *known == controls) {
-                        layout.v1.push((PathBuf::from(mount), controls));
-                    }
-                }
-                Some(_) | None => {}
+        for mount in mounts(mountinfo) {
+            if mount.is_v2() {
+                layout.v2.get_or_insert(mount.at);
+            } else if !layout.v1.iter().any(|(_, known)| *known == mount.controls) {
+                layout.v1.push((mount.at, mount.controls));
             }
         }
         layout
@@ -83,13 +126,15 @@ impl Layout {
 
     /// The v1 hierarchy that has a controller.
     pub fn v1_of(&self, controller: Controller) -> Option<&Path> {
-        self.v1.iter().find(|(_, controls)| controls.contains(controller.name())).map(|(mount, _)| mount.as_path())
+        self.v1.iter().find(|(_, controls)| controls.contains(controller.v1_name())).map(|(mount, _)| mount.as_path())
     }
 
     /// Whether v2 has a controller.
     pub fn v2_has(&self, controller: Controller) -> bool {
+        // Of the root all are handed down when they are needed; what is delegated hands down what it can at once.
+        let file = if self.delegated { "cgroup.subtree_control" } else { "cgroup.controllers" };
         self.v2.as_ref().is_some_and(|mount| {
-            fs::read_to_string(mount.join("cgroup.controllers"))
+            fs::read_to_string(mount.join(file))
                 .is_ok_and(|names| names.split_ascii_whitespace().any(|name| name == controller.name()))
         })
     }
@@ -150,6 +195,6 @@ mod tests {
         assert_eq!(hybrid.v1_of(Controller::Pids), None);
 
         let pure = Layout::from_mountinfo("30 20 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n");
-        assert_eq!(pure, Layout { v2: Some(PathBuf::from("/sys/fs/cgroup")), v1: Vec::new() });
+        assert_eq!(pure, Layout { v2: Some(PathBuf::from("/sys/fs/cgroup")), ..Layout::default() });
     }
 }

@@ -11,11 +11,16 @@
 //! controller is enabled below the instance's cgroup, so the agent can live in
 //! it beside its children, and its limits bind all of them.
 //!
+//! For ordinary users both are below what was delegated to them, if anything was.
+//!
 //! Nothing here is libcontainer's: it and `runc` find the folders made, and
 //! put the container's first process into the v1 ones.
 
+mod delegated;
+mod device;
 mod figures;
 mod layout;
+mod limits;
 
 use std::fs::{self, File};
 use std::io;
@@ -23,7 +28,10 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+pub(crate) use delegated::HOW as HOW_TO_DELEGATE;
+pub use device::BlockDevice;
 pub use layout::{Controller, Layout};
+pub use limits::LimitError;
 
 /// A folder that was there a moment ago can be gone: another instance's end removed the empty prefix.
 const MAKE_TRIES_MAX: usize = 100;
@@ -91,9 +99,43 @@ impl InstanceCgroups {
         self.layout.v2.as_ref().map(|mount| mount.join(&self.path))
     }
 
+    /// All of their folders, there or not.
+    pub fn folders(&self) -> impl Iterator<Item = PathBuf> {
+        self.layout.mounts().map(|mount| mount.join(&self.path))
+    }
+
+    /// Whether the v2 one is to stand still, by its own switch or by that of one above it.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.v2().is_some_and(|path| {
+            fs::read_to_string(path.join("cgroup.freeze")).is_ok_and(|text| text.starts_with('1'))
+                || events_say(&path, "frozen 1").unwrap_or(false)
+        })
+    }
+
+    /// Whether the v1 freezer holds them, which nobody here ever asks it to.
+    pub(crate) fn is_stopped_by_v1(&self) -> bool {
+        self.v1_freezer().is_some_and(|switch| fs::read_to_string(switch).is_ok_and(|state| state.starts_with('F')))
+    }
+
+    /// The switch of the v1 freezer.
+    fn v1_freezer(&self) -> Option<PathBuf> {
+        let freezer = self.layout.v1.iter().find(|(_, controls)| controls.contains("freezer"));
+        freezer.map(|(mount, _)| mount.join(&self.path).join("freezer.state"))
+    }
+
     /// The v2 folder, opened.
     pub fn open_v2(&self) -> io::Result<Option<OwnedFd>> {
         self.v2().map(|path| File::open(path).map(OwnedFd::from)).transpose()
+    }
+
+    /// Puts this process into the v1 ones. Into v2 one is born.
+    pub(crate) fn join_v1(&self) -> io::Result<()> {
+        self.layout.v1.iter().try_for_each(|(mount, _)| fs::write(mount.join(&self.path).join("cgroup.procs"), "0"))
+    }
+
+    /// Whether the runtime is not to be told of them: there are none, or none whose place it could find.
+    pub(crate) fn hidden_from_runtime(&self) -> bool {
+        self.layout.is_empty() || self.layout.delegated
     }
 
     /// Lets `id` (and nobody else) make cgroups below this one and start
@@ -120,6 +162,16 @@ impl InstanceCgroups {
             match fs::write(path.join("cgroup.kill"), "1") {
                 Ok(()) => {}
                 // Removed already, or a kernel before 5.14: then the end of the PID namespace is what kills.
+                Err(error) if gone(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        // What somebody froze with v1 dies only when it is thawed, unlike with v2. It has its signal by now.
+        if self.is_stopped_by_v1()
+            && let Some(switch) = self.v1_freezer()
+        {
+            match fs::write(switch, "THAWED") {
+                Ok(()) => {}
                 Err(error) if gone(&error) => {}
                 Err(error) => return Err(error),
             }

@@ -12,7 +12,7 @@ use viv_agent::proto::{AgentError, Answer, ErrorCode, Fence, Reply, Request, SOC
 use viv_core::{FencingToken, Generation};
 use viv_provider::{ByteReader, InstanceRef, InstanceState, Mutation, ProviderError};
 
-use super::look::LOOK_EVERY;
+use super::look::{LOOK_EVERY, LOOK_EVERY_MAX};
 use super::{LocalProvider, Result, shim_client, socket, within};
 use crate::layout::InstanceRecord;
 use crate::shim::proto::{ShimReply, ShimRequest};
@@ -112,26 +112,44 @@ impl LocalProvider {
     }
 
     /// Nothing is said to an agent that cannot hear it: it would do it when it wakes, with nobody waiting any more.
-    /// One that stands still only while its files are copied is waited for.
+    /// One that stands still only while its files are copied is waited for; one that somebody else stopped is damaged.
     async fn check_awake(&self, instance: &InstanceRef) -> Result<()> {
-        while self.stands_still(instance).await? {
+        let mut pause = LOOK_EVERY;
+        let mut stopped_by_others = false;
+        loop {
+            match self.stillness(instance).await? {
+                Stillness::None => return Ok(()),
+                Stillness::ByOthers => return Err(frozen_by_others()),
+                Stillness::Any => {}
+            }
             match shim_client::ask(&self.dir(&instance.sandbox), &ShimRequest::Status).await {
                 Ok(ShimReply::Status(status)) if status.state == InstanceState::Frozen => {
                     return Err(ProviderError::NotRunning { state: InstanceState::Frozen });
                 }
-                Ok(_) => tokio::time::sleep(LOOK_EVERY).await,
+                // Seen twice, because what was held may have been let go and held again in between.
+                Ok(ShimReply::Status(status)) if status.stopped == Some(false) => {
+                    if std::mem::replace(&mut stopped_by_others, true) {
+                        return Err(frozen_by_others());
+                    }
+                }
+                Ok(_) => stopped_by_others = false,
                 Err(error) => return Err(self.why_unreachable(instance, error).await),
             }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LOOK_EVERY_MAX);
         }
-        Ok(())
     }
 
-    async fn stands_still(&self, instance: &InstanceRef) -> Result<bool> {
+    async fn stillness(&self, instance: &InstanceRef) -> Result<Stillness> {
         let instance = instance.clone();
         self.blocking(move |this| {
             let record = this.need_record(&instance)?;
-            let frozen = this.cgroups(&record).v2().map(|path| path.join("cgroup.freeze"));
-            Ok(frozen.is_some_and(|path| std::fs::read_to_string(path).is_ok_and(|text| text.starts_with('1'))))
+            let cgroups = this.cgroups(&record);
+            Ok(match () {
+                () if cgroups.is_stopped_by_v1() => Stillness::ByOthers,
+                () if cgroups.is_stopped() => Stillness::Any,
+                () => Stillness::None,
+            })
         })
         .await
     }
@@ -159,6 +177,19 @@ impl LocalProvider {
             Err(error) => error,
         }
     }
+}
+
+/// Whether an instance stands still, as its cgroups say.
+enum Stillness {
+    None,
+    /// The shim knows whether it was the one.
+    Any,
+    /// In a way that is never ours.
+    ByOthers,
+}
+
+fn frozen_by_others() -> ProviderError {
+    ProviderError::Failed { what: "its processes were frozen by somebody else".to_owned() }
 }
 
 enum Upload {

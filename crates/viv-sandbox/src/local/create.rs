@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use viv_core::{OwnerMark, SandboxId, SnapshotId};
-use viv_provider::{
-    Capability, Image, InstanceRef, InstanceSpec, InstanceState, Mutation, Observation, Provider, ProviderError,
-};
+use viv_provider::{Image, InstanceRef, InstanceSpec, InstanceState, Mutation, Observation, ProviderError};
 
+use super::chores::Chore;
+use super::limits::check_here;
 use super::look::LOOK_EVERY;
 use super::save::{outdated, store_failed};
 use super::{LocalProvider, Result, unavailable, within};
@@ -21,6 +21,8 @@ use crate::durable;
 use crate::fence::Fences;
 use crate::layout::{DataDir, InstanceDir, InstanceRecord, Made};
 use crate::process;
+use crate::rootfs::IdRange;
+use crate::runtime::PATH;
 use crate::shim::proto::{LINE_BYTES_MAX, Started};
 use crate::store::active::Start;
 use crate::store::layer::{LayerForm, LayerId};
@@ -30,9 +32,6 @@ use crate::wait::readable_within;
 
 /// What stands before the name of a folder that is being filled.
 const NEW: &str = ".new-";
-
-/// What the kernel takes as a processor limit, in thousandths: it counts in hundredths of a second.
-const CPU_MILLIS: std::ops::RangeInclusive<u64> = 10..=1_000_000;
 
 /// Longest record; environment and labels are what can make it long.
 const RECORD_BYTES_MAX: usize = 512 << 10;
@@ -78,13 +77,15 @@ impl LocalProvider {
         spec: &InstanceSpec,
         origin: Origin,
     ) -> Result<Observation> {
+        self.find_runtime().await?;
+        self.check_network(spec).await?;
         self.check(spec)?;
         let instance = InstanceRef { sandbox: sandbox.clone(), generation: mutation.generation };
         let order = Order {
             mutation: mutation.clone(),
             instance: instance.clone(),
             owner: owner.clone(),
-            spec: spec.clone(),
+            spec: InstanceSpec { limits: self.limits_for(&spec.limits), ..spec.clone() },
             origin,
         };
         // Not bound by the budget from here on: a claim is always followed by a shim or by its removal.
@@ -101,7 +102,9 @@ impl LocalProvider {
         if let Origin::Snapshot(id) = &order.origin {
             // Not for those who are refused anyway: it may take long.
             self.fence(&order.instance.sandbox)?.admit_create(&order.mutation)?;
-            store.bound_depth(id, order.spec.limits.disk_bytes).map_err(store_failed)?;
+            if store.bound_depth(id, order.spec.limits.disk_bytes).map_err(store_failed)? {
+                self.later(Chore::Collect);
+            }
         }
         // Until there is a record that refers to them, this keeps the layers.
         let layers = store.lock_shared().map_err(unavailable(Path::new("the layer store")))?;
@@ -119,8 +122,8 @@ impl LocalProvider {
         }
     }
 
-    fn plan_record(&self, order: &Order, made: Made) -> Result<InstanceRecord> {
-        let config = &self.shared.config;
+    fn plan_record(&self, order: &Order, made: Made, ids: IdRange) -> Result<InstanceRecord> {
+        let (config, found) = (&self.shared.config, self.runtime()?);
         let mut spec = order.spec.clone();
         for (name, value) in &made.of.env {
             spec.env.entry(name.clone()).or_insert_with(|| value.clone());
@@ -132,11 +135,15 @@ impl LocalProvider {
             token: order.mutation.token,
             spec,
             boot_id: process::boot_id().map_err(unavailable(Path::new("/proc")))?,
-            runtime: config.runtime.clone(),
-            ids: config.ids,
+            runtime: found.runtime.clone(),
+            kernel: found.kernel,
+            hardening: config.hardening,
+            lacks: self.unprobed_capabilities().lacks(),
+            ids,
             made: Some(made),
             agent: self.shared.agent.clone(),
             cgroup_prefix: config.cgroup_prefix.clone(),
+            cgroup_layout: Some(self.shared.layout.clone()),
             create_budget_ms: order.mutation.budget_ms,
         };
         match serde_json::to_vec(&record) {
@@ -214,34 +221,8 @@ impl LocalProvider {
 
     /// Refuses what cannot be kept rather than forgetting it (S5).
     fn check(&self, spec: &InstanceSpec) -> Result<()> {
-        let limits = &spec.limits;
-        let wanted = [
-            (limits.cpu_millis, Capability::LimitCpu),
-            (limits.memory_bytes, Capability::LimitMemory),
-            (limits.processes, Capability::LimitProcesses),
-            (limits.disk_bytes, Capability::LimitDisk),
-        ];
-        let capabilities = self.capabilities();
-        for (limit, capability) in wanted {
-            if limit.is_some() && !capabilities.can(capability) {
-                let why = capabilities.missing.get(&capability).cloned().unwrap_or_default();
-                return Err(ProviderError::Unsupported { capability, why });
-            }
-            if limit == Some(0) {
-                return Err(invalid(
-                    format!("a limit of 0 ({capability:?}) leaves nothing to run with"),
-                    "leave it out",
-                ));
-            }
-        }
-        if limits.cpu_millis.is_some_and(|millis| !CPU_MILLIS.contains(&millis)) {
-            let what = format!(
-                "a processor limit must be between {} and {} thousandths",
-                CPU_MILLIS.start(),
-                CPU_MILLIS.end()
-            );
-            return Err(invalid(what, "500 is half a processor"));
-        }
+        self.require_limits(&spec.limits)?;
+        check_here(&self.limits_for(&spec.limits))?;
         if !spec.workdir.starts_with('/')
             || spec.workdir.contains('\0')
             || spec.workdir.split('/').any(|part| part == "..")
@@ -269,10 +250,18 @@ impl LocalProvider {
             };
         }
         let (made, clone_of, _held) = self.plan_made(order)?;
-        let record = self.plan_record(order, made)?;
-        fence.begin(mutation)?;
-        let lock = self.make_folder(&record).map_err(unavailable(self.dir(sandbox).path()))?;
-        Ok(Claim::New { record: Box::new(record), lock, clone_of })
+        let ids = &self.shared.ids;
+        let range = ids.take(sandbox).map_err(unavailable(&self.shared.data.ids()))?.ok_or_else(no_ids)?;
+        let claimed = (|| {
+            let record = self.plan_record(order, made, range)?;
+            fence.begin(mutation)?;
+            let lock = self.make_folder(&record).map_err(unavailable(self.dir(sandbox).path()))?;
+            Ok(Claim::New { record: Box::new(record), lock, clone_of })
+        })();
+        if claimed.is_err() {
+            ids.give_back(sandbox, range);
+        }
+        claimed
     }
 
     /// Fills a folder and puts it in place in one step, locked.
@@ -318,7 +307,7 @@ impl LocalProvider {
             .arg(crate::shim::VERB)
             .arg(dir.path())
             .env_clear()
-            .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("PATH", PATH)
             .stdin(Stdio::from(lock))
             .stdout(Stdio::piped())
             .stderr(Stdio::from(log))
@@ -376,6 +365,11 @@ pub(super) fn remove_abandoned(data: &DataDir, fences: &Fences) {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
+}
+
+fn no_ids() -> ProviderError {
+    let what = "every range of ids that sandboxes may be mapped to is taken: destroy what is not needed".to_owned();
+    ProviderError::Exhausted { limit: "ids", what }
 }
 
 fn directory(path: &str) -> Result<std::path::PathBuf> {

@@ -11,6 +11,7 @@ use rustix::process::{Signal, pidfd_send_signal};
 use viv_core::{EndCause, SandboxId};
 use viv_provider::{Ended, InstanceRef, Mutation, ProviderError};
 
+use super::chores::Chore;
 use super::look::LOOK_EVERY;
 use super::{LocalProvider, Result, shim_client, unavailable, within};
 use crate::cgroup::InstanceCgroups;
@@ -19,7 +20,8 @@ use crate::fence::LockedFence;
 use crate::layout::{DataDir, InstanceDir, PinnedDir};
 use crate::process;
 use crate::shim::proto::{ShimReply, ShimRequest};
-use crate::shim::{ShimIdentity, now_wall_ms};
+use crate::shim::{ShimIdentity, first, now_wall_ms};
+use crate::store::layer::LayerMeta;
 use crate::trash::take_apart;
 
 /// A shim that has not ended its instance by then is not asked any more. It takes milliseconds; one that cannot kill
@@ -112,19 +114,32 @@ impl LocalProvider {
         let Some((pinned, mut fence, _lock)) = self.end_by_force(instance)? else { return Ok(()) };
         let sandbox = &instance.sandbox;
         last(&mut fence, pinned.dir())?;
-        let was_sealed = pinned.dir().sealed().exists();
         let hidden = self.shared.store.hide_active(instance).map_err(not_ended)?;
+        let ids = pinned.dir().read_record().ok().flatten().map(|record| record.ids);
         let trash = discard(&self.shared.data, &self.dir(sandbox))?;
+        if let Some(range) = ids {
+            self.shared.ids.give_back(sandbox, range);
+        }
+        // Only now, since who removes a snapshot of it looks whether it is there. When in doubt, somebody looks.
+        let is_all_held = self.are_layers_held(pinned.dir()).unwrap_or(false);
         // Taking a large sandbox apart takes its time, in which nobody waits for the fence.
         drop(fence);
         if let Some(hidden) = hidden {
             self.shared.store.take_apart(&hidden).map_err(unavailable(&hidden))?;
         }
-        if was_sealed {
-            // It may have been the last one to refer to that layer.
-            self.tidy_later();
+        if !is_all_held {
+            self.later(Chore::Collect);
         }
         trash.map_or(Ok(()), |trash| take_apart(&trash, viv_layer::remove).map_err(unavailable(&trash)))
+    }
+
+    /// Whether nothing is left to be collected once the instance is gone.
+    fn are_layers_held(&self, dir: &InstanceDir) -> io::Result<bool> {
+        let sealed: Option<LayerMeta> = durable::read_json(&dir.sealed())?;
+        match dir.read_record()?.and_then(|record| record.made) {
+            Some(made) => self.shared.store.are_held(&made, sealed.as_ref()),
+            None => Ok(sealed.is_none()),
+        }
     }
 
     /// Ends what is left of one instance, and shows that nothing of it runs. What comes with it keeps it so; `None` when
@@ -149,6 +164,7 @@ impl LocalProvider {
             cgroups.kill(KILL_WITHIN).map_err(not_ended)?;
             cgroups.remove().map_err(not_ended)?;
         }
+        first::end(pinned.dir(), KILL_WITHIN).map_err(not_ended)?;
         Ok(Some((pinned, fence, lock)))
     }
 
@@ -169,6 +185,9 @@ impl LocalProvider {
 
     /// The cgroups of whatever instance a sandbox has.
     pub(super) fn cgroups_of(&self, sandbox: &SandboxId) -> InstanceCgroups {
+        if let Ok(Some(record)) = self.read_record(sandbox) {
+            return self.cgroups(&record);
+        }
         let path = format!("{}/{sandbox}", self.shared.config.cgroup_prefix);
         InstanceCgroups::new(self.shared.layout.clone(), path)
     }

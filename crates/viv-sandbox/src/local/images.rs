@@ -9,7 +9,7 @@ use viv_provider::Snapshot;
 
 use super::LocalProvider;
 use crate::store::check::Checked;
-use crate::store::driver::DriverKind;
+use crate::store::driver::{DriverKind, LimitedBy};
 use crate::store::error::{StoreError, Tried};
 use crate::store::image::{ImageRecord, OnProgress};
 use crate::store::oci::{Destination, ExportSource};
@@ -91,5 +91,10 @@ impl LocalProvider {
     /// How layers are kept.
     pub fn driver(&self) -> DriverKind {
         self.shared.store.driver.kind()
+    }
+
+    /// How the disks of sandboxes are limited; `None` where they cannot be, and the capability says why.
+    pub fn limited_by(&self) -> Option<LimitedBy> {
+        self.shared.store.driver.limited_by().ok()
     }
 }

@@ -1,5 +1,6 @@
 //! Looking: what is there, and how is it?
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::time::Duration;
@@ -15,8 +16,8 @@ use crate::cgroup::InstanceCgroups;
 use crate::durable;
 use crate::layout::{InstanceRecord, PinnedDir};
 use crate::process;
-use crate::shim::now_wall_ms;
 use crate::shim::proto::{ShimReply, ShimRequest};
+use crate::shim::{first, now_wall_ms};
 
 /// How long a shim may take to answer a look. It answers in microseconds, except while it creates.
 const LOOK_WITHIN_MS: u64 = 10_000;
@@ -32,6 +33,9 @@ const DYING_WITHIN: Duration = Duration::from_millis(500);
 
 /// Looking again for something that is about to change.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// The longest pause between two such looks, when it takes longer than a moment; within what T3 allows for an end.
+pub(super) const LOOK_EVERY_MAX: Duration = Duration::from_millis(250);
 
 /// Instances on one page of a listing, unless asked for fewer.
 const PAGE_MAX: usize = 256;
@@ -56,7 +60,7 @@ impl LocalProvider {
                 return Ok(observation(instance, InstanceState::Absent, ObservedVia::Record));
             };
             match self.look_at(seen, within_ms).await? {
-                Look::Seen(observation) => return Ok(observation),
+                Look::Seen(observation) => return Ok(*observation),
                 // It is about to listen, to let go, or its guard is cleaning up after it: ask again for a moment.
                 Look::Unclear if tokio::time::Instant::now() >= until => {
                     let state = InstanceState::Ending { cause: EndCause::SupervisorLost };
@@ -79,6 +83,7 @@ impl LocalProvider {
     /// Looks once at an instance that has a folder.
     async fn look_at(&self, seen: Seen, within_ms: u64) -> Result<Look> {
         let instance = seen.record.instance.clone();
+        let (in_record, lacks) = (seen.record.spec.limits.clone(), seen.record.lacks.clone());
         let dir = self.dir(&instance.sandbox);
         let asked = async { Ok(shim_client::ask(&dir, &ShimRequest::Status).await) };
         let error = match within(within_ms, "the shim", asked).await? {
@@ -86,7 +91,9 @@ impl LocalProvider {
                 let mut seen = observation(&instance, status.state, ObservedVia::Supervisor);
                 seen.deadline = Some(status.deadline);
                 seen.usage = Some(status.usage);
-                return Ok(Look::Seen(seen));
+                seen.limits = Some(status.limits.unwrap_or(in_record));
+                seen.lacks = lacks;
+                return Ok(Look::Seen(Box::new(seen)));
             }
             // The next generation answered in its place.
             Ok(ShimReply::Status(_)) => return Ok(Look::Unclear),
@@ -104,7 +111,13 @@ impl LocalProvider {
             })
             .await?;
         Ok(match found {
-            Some(state) => Look::Seen(observation(&instance, state, ObservedVia::Record)),
+            Some(state) => {
+                let mut seen = observation(&instance, state, ObservedVia::Record);
+                if seen.state != InstanceState::Absent {
+                    (seen.limits, seen.lacks) = (Some(in_record), lacks);
+                }
+                Look::Seen(Box::new(seen))
+            }
             None => Look::Unclear,
         })
     }
@@ -129,26 +142,32 @@ impl LocalProvider {
         dir.read_record().map_err(unavailable(&dir.record()))
     }
 
+    /// A connection for as long as it waits, and nothing else: no thread, and no look before something happens.
     pub(super) async fn wait_for_end(&self, instance: &InstanceRef) -> Result<Ended> {
+        let mut pause = LOOK_EVERY;
         loop {
             let asked = instance.clone();
             if let Some(ended) = self.blocking(move |this| this.ended_for_ever(&asked)).await? {
                 return Ok(ended);
             }
             // The answer comes when it ends; a connection that ends without one means that the shim was killed.
-            let told = shim_client::ask(&self.dir(&instance.sandbox), &ShimRequest::Wait).await;
-            if let Ok(ShimReply::Ended(ended)) = told {
-                return Ok(ended);
+            match shim_client::ask(&self.dir(&instance.sandbox), &ShimRequest::Wait).await {
+                Ok(ShimReply::Ended(ended)) => return Ok(ended),
+                // Too many wait. Asking again and again would be worse than to say so.
+                Ok(ShimReply::Error(error)) => return Err(error.into()),
+                Ok(_) | Err(_) => {}
             }
             match self.look(instance).await?.state {
                 InstanceState::Ended(ended) => return Ok(ended),
                 // It was destroyed just now: the tombstone tells.
                 InstanceState::Absent => {}
+                // It does not listen yet, or a guard ends what is left of it.
                 InstanceState::Creating
                 | InstanceState::Running
                 | InstanceState::Frozen
                 | InstanceState::Ending { .. } => {
-                    tokio::time::sleep(LOOK_EVERY).await;
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(LOOK_EVERY_MAX);
                 }
             }
         }
@@ -239,12 +258,21 @@ pub(super) fn expired_if_so(error: ProviderError) -> ProviderError {
 }
 
 fn observation(instance: &InstanceRef, state: InstanceState, via: ObservedVia) -> Observation {
-    Observation { instance: instance.clone(), state, deadline: None, usage: None, observed_at_ms: now_wall_ms(), via }
+    Observation {
+        instance: instance.clone(),
+        state,
+        deadline: None,
+        usage: None,
+        limits: None,
+        lacks: BTreeMap::new(),
+        observed_at_ms: now_wall_ms(),
+        via,
+    }
 }
 
 /// What one look showed.
 enum Look {
-    Seen(Observation),
+    Seen(Box<Observation>),
     Unclear,
 }
 
@@ -277,7 +305,7 @@ fn read_end(seen: &Seen, cgroups: &InstanceCgroups) -> io::Result<Option<Instanc
     let rebooted = process::boot_id()? != seen.record.boot_id;
     let cause = if rebooted { EndCause::Rebooted } else { EndCause::SupervisorLost };
     // Nobody holds it any more, and yet something of it may run: then it has not ended.
-    if !cgroups.is_empty()? {
+    if !cgroups.is_empty()? || first::lives(dir)? {
         return Ok(Some(InstanceState::Ending { cause }));
     }
     // Nobody was there to note the time; this is when it was last heard of.

@@ -5,13 +5,17 @@
 //! instance folders and in the shims.
 
 mod agent_client;
+mod chores;
+mod connect;
 mod create;
 mod destroy;
 mod execute;
 mod files;
 mod images;
+pub(crate) mod limits;
 mod look;
 mod output;
+mod probe;
 mod save;
 mod shim_client;
 mod socket;
@@ -20,37 +24,35 @@ use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use viv_core::exec::{ExecSpec, ExecStatus, TtySize};
 use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked};
-use viv_core::{ExecutionId, Generation, OwnerMark, SandboxId, SnapshotId};
+use viv_core::{ExecutionId, Generation, Identity, OwnerMark, SandboxId, SnapshotId};
 use viv_provider::{
     ByteReader, Capabilities, Capability, Deadline, DeadlineChange, Dialled, DiskUsage, Ended, FileWrite, InstanceRef,
-    InstanceSpec, Mutation, Observation, OutputStream, Page, PageRequest, Provider, ProviderError, SaveRequest,
-    Snapshot, SnapshotSeen, WatchStream,
+    InstanceSpec, LogPart, Mutation, Observation, OutputStream, Page, PageRequest, Provider, ProviderError,
+    ResourceLimits, SaveRequest, Snapshot, SnapshotSeen, WatchStream, Whereabouts,
 };
 
+use chores::{Chore, Chores};
 use create::Origin;
 
 use crate::agent_image;
-use crate::cgroup::{Controller, InstanceCgroups, Layout};
+use crate::cgroup::{InstanceCgroups, Layout};
 use crate::fence::{Fences, Raised};
+use crate::hardening::Hardening;
+use crate::ids::{IdPool, Ids};
 use crate::layout::{DataDir, InstanceDir, InstanceRecord};
+use crate::ordinary::Standing;
 use crate::rootfs::{HostBase, IdRange};
-use crate::runtime::Runtime;
+use crate::runtime::{Found, Runtime, RuntimeError};
 use crate::shim::proto::{ShimReply, ShimRequest};
-use crate::store::tidy::Tidied;
 use crate::store::{Store, StoreConfig};
-use crate::trash;
 
 type Result<T> = std::result::Result<T, ProviderError>;
-
-/// How long somebody else who tidies is waited for. Gigabytes are hashed in seconds.
-const TIDY_WITHIN: Duration = Duration::from_secs(60);
 
 /// How a local provider is set up.
 #[derive(Debug, Clone)]
@@ -63,10 +65,19 @@ pub struct LocalConfig {
     pub runtime: Runtime,
     /// Name of our cgroup in each hierarchy; several parts may be joined by `/`.
     pub cgroup_prefix: String,
-    /// The ids of the host that sandboxes are mapped to.
-    pub ids: IdRange,
+    /// The ids of the host that sandboxes are mapped to. Of no use to an ordinary user, whose sandboxes have the ids of
+    /// the user's own namespace.
+    pub ids: IdPool,
     /// How layers are kept.
     pub store: StoreConfig,
+    /// On. The other is for the escape suite only.
+    pub hardening: Hardening,
+    /// What holds in a sandbox whose spec says nothing. Those that the machine cannot keep are left out.
+    pub limits: ResourceLimits,
+    /// Off. On for who took over from an owner that was killed and is not gone, since it is frozen: what that one has
+    /// locked may be locked for ever, so the locks of fences begin anew. It can do nothing any more, and nobody else
+    /// takes them.
+    pub renew_locks: bool,
 }
 
 impl LocalConfig {
@@ -77,9 +88,11 @@ impl LocalConfig {
             shim_exe,
             runtime: Runtime::Embedded,
             cgroup_prefix: "vivarium".to_owned(),
-            // High enough that no distribution hands it out, on a boundary that is easy to read.
-            ids: IdRange { base: 0x2000_0000, count: IdRange::COUNT },
+            ids: IdPool::default(),
             store: StoreConfig::default(),
+            hardening: Hardening::On,
+            limits: limits::defaults(),
+            renew_locks: false,
         }
     }
 }
@@ -96,6 +109,9 @@ pub enum OpenError {
         #[source]
         source: io::Error,
     },
+    /// This process is neither root nor has it entered a namespace in which it is.
+    #[error("this process is not root, and not in a user namespace of its own")]
+    NotEntered,
     /// The prefix would lead elsewhere.
     #[error("{0:?} is not a cgroup name")]
     CgroupPrefix(String),
@@ -111,21 +127,34 @@ struct Shared {
     config: LocalConfig,
     data: DataDir,
     fences: Fences,
+    ids: Ids,
     layout: Layout,
     agent: PathBuf,
     host: HostBase,
     store: Store,
-    tidying: AtomicBool,
+    chores: Chores,
+    /// Looked at when it is needed first: most verbs make nothing.
+    runtime: OnceLock<std::result::Result<Found, RuntimeError>>,
+    egress: connect::Cache,
 }
 
 impl LocalProvider {
     /// Opens a data folder, making it if need be. Blocks for some milliseconds.
-    pub fn open(config: LocalConfig) -> std::result::Result<Self, OpenError> {
+    pub fn open(mut config: LocalConfig) -> std::result::Result<Self, OpenError> {
         let name = |part: &str| !part.is_empty() && !part.starts_with('.') && !part.contains(['\0', '\n']);
         if !config.cgroup_prefix.split('/').all(name) {
             return Err(OpenError::CgroupPrefix(config.cgroup_prefix));
         }
         let path = config.data_dir.clone();
+        let standing = Standing::of_this_process()
+            .map_err(|source| OpenError::DataDir { path: "/proc/self/uid_map".into(), source })?;
+        match standing {
+            Standing::Root => {}
+            Standing::Mapped { ids } => {
+                config.ids = IdPool::Shared(IdRange { base: 0, count: ids.min(IdRange::COUNT) });
+            }
+            Standing::Ordinary => return Err(OpenError::NotEntered),
+        }
         Self::set_up(config).map_err(|source| OpenError::DataDir { path, source })
     }
 
@@ -140,55 +169,79 @@ impl LocalProvider {
             DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         }
         let fences = Fences::open(data.fences())?;
+        if config.renew_locks {
+            fences.renew_locks()?;
+        }
+        let ids = Ids::open(data.ids(), config.ids)?;
         let agent = agent_image::install(&data.agent())?;
-        let host = HostBase::open(&data.host())?;
+        let host = HostBase::open(&data.host(), config.ids.count())?;
         let store = Store::open(&data, config.store)?;
         let layout = Layout::detect()?;
+        layout.settle();
         create::remove_abandoned(&data, &fences);
         let this = Self {
             shared: Arc::new(Shared {
                 config,
                 data,
                 fences,
+                ids,
                 layout,
                 agent,
                 host,
                 store,
-                tidying: AtomicBool::new(false),
+                chores: Chores::default(),
+                runtime: OnceLock::new(),
+                egress: connect::Cache::default(),
             }),
         };
         this.remove_unreadable();
         // Taking apart what somebody left may take long, and whoever opens a folder wants something else.
         if this.shared.store.has_trash() || fs::read_dir(this.shared.data.trash())?.next().is_some() {
-            this.tidy_later();
+            this.later(Chore::Everything);
         }
         Ok(this)
     }
 
-    /// Does what can wait: hashes what was saved, shortens chains of layers, takes away what nothing refers to. Blocks.
-    pub fn tidy(&self) -> Tidied {
-        self.tidy_within(TIDY_WITHIN)
+    /// Who makes containers, or why nobody can. Blocks for some milliseconds the first time.
+    pub fn runtime(&self) -> std::result::Result<&Found, RuntimeError> {
+        let found = self.shared.runtime.get_or_init(|| self.shared.config.runtime.find());
+        found.as_ref().map_err(Clone::clone)
     }
 
-    fn tidy_within(&self, within: Duration) -> Tidied {
-        trash::empty(&self.shared.data.trash(), viv_layer::remove);
-        self.shared.store.tidy(within)
+    /// The same where it delays nobody.
+    async fn find_runtime(&self) -> Result<()> {
+        self.blocking(|this| Ok(this.runtime().map(|_| ())?)).await
     }
 
-    /// The same in a thread of its own, one at a time.
-    fn tidy_later(&self) {
-        if self.shared.tidying.swap(true, Ordering::AcqRel) {
-            return;
+    /// All but whether sandboxes can be connected, which takes a while to find out.
+    fn unprobed_capabilities(&self) -> Capabilities {
+        use Capability as C;
+        let mut all = Capabilities::default();
+        for capability in [C::Extend, C::HardDeadline, C::Tty, C::FileWatch, C::Ports, C::EndPushed, C::Usage] {
+            all = all.with(capability);
         }
-        let this = self.clone();
-        let started = std::thread::Builder::new().name("viv-tidy".to_owned()).spawn(move || {
-            let _done = Done(&this);
-            // What goes wrong is found again by the next one, or by a check.
-            let _ = this.tidy_within(Duration::ZERO);
-        });
-        if started.is_err() {
-            drop(Done(self));
+        let store = &self.shared.store;
+        all = all.with(C::SaveStopped).with(C::Restore).without(C::SaveMemory, "memory is not saved yet");
+        for capability in [C::SaveLive, C::Fork] {
+            all = match self.shared.layout.v2 {
+                Some(_) => all.with(capability),
+                None => all.without(capability, format!("{CANNOT_HOLD}: {}", self.shared.layout.why_no_v2())),
+            };
         }
+        all = match store.driver.limited_by() {
+            Ok(_) => all.with(C::LimitDisk),
+            Err(why) => all.without(C::LimitDisk, why),
+        };
+        for capability in [C::Freeze, C::ProvenKill] {
+            all = match self.shared.layout.v2 {
+                Some(_) => all.with(capability),
+                None => all.without(capability, self.shared.layout.why_no_v2()),
+            };
+        }
+        all = limits::declare(all, &self.shared.layout, &self.shared.config.data_dir);
+        // Without a runtime nothing is made at all, and whoever tries hears why.
+        let lacks = self.runtime().map_or(&[][..], |found| found.kernel.lacks());
+        lacks.iter().fold(all, |all, (capability, why)| all.without(*capability, *why))
     }
 
     fn dir(&self, sandbox: &SandboxId) -> InstanceDir {
@@ -196,7 +249,8 @@ impl LocalProvider {
     }
 
     fn cgroups(&self, record: &InstanceRecord) -> InstanceCgroups {
-        InstanceCgroups::new(self.shared.layout.clone(), record.cgroup())
+        let layout = record.cgroup_layout.as_ref().unwrap_or(&self.shared.layout);
+        InstanceCgroups::new(layout.clone(), record.cgroup())
     }
 
     /// Runs what touches the disk where it delays nobody.
@@ -255,15 +309,6 @@ impl LocalProvider {
     }
 }
 
-/// Says that nobody tidies any more, however that ended.
-struct Done<'a>(&'a LocalProvider);
-
-impl Drop for Done<'_> {
-    fn drop(&mut self) {
-        self.0.shared.tidying.store(false, Ordering::Release);
-    }
-}
-
 /// Gives up after a while, and says so.
 async fn within<T>(budget_ms: u64, what: &'static str, work: impl Future<Output = Result<T>>) -> Result<T> {
     match tokio::time::timeout(Duration::from_millis(budget_ms), work).await {
@@ -277,17 +322,18 @@ fn unavailable(what: &Path) -> impl FnOnce(io::Error) -> ProviderError {
     move |source| ProviderError::Unavailable { what, source }
 }
 
+impl From<RuntimeError> for ProviderError {
+    fn from(error: RuntimeError) -> Self {
+        Self::Invalid { what: error.to_string(), hint: error.hint().to_owned() }
+    }
+}
+
 fn unexpected(who: &str) -> ProviderError {
     ProviderError::Failed { what: format!("{who} answered something else than was asked") }
 }
 
 /// Why a running instance cannot be copied.
-const CANNOT_HOLD: &str =
-    "the layer store copies, and without a cgroup v2 hierarchy nothing can be made to stand still";
-
-fn unsupported<T>(capability: Capability, why: &str) -> Result<T> {
-    Err(ProviderError::Unsupported { capability, why: why.to_owned() })
-}
+const CANNOT_HOLD: &str = "files are copied, and without a v2 cgroup nothing can be made to stand still";
 
 #[async_trait]
 impl Provider for LocalProvider {
@@ -296,41 +342,15 @@ impl Provider for LocalProvider {
     }
 
     fn capabilities(&self) -> Capabilities {
-        use Capability as C;
-        let mut all = Capabilities::default();
-        for capability in [C::Extend, C::HardDeadline, C::Tty, C::FileWatch, C::Ports, C::EndPushed, C::Usage] {
-            all = all.with(capability);
+        let all = self.unprobed_capabilities();
+        // What the runtime cannot do is missing already.
+        if all.missing.contains_key(&Capability::EgressAll) {
+            return all;
         }
-        let store = &self.shared.store;
-        all = all.with(C::SaveStopped).with(C::Restore).without(C::SaveMemory, "memory is not saved yet");
-        for capability in [C::SaveLive, C::Fork] {
-            all = match self.shared.layout.v2 {
-                Some(_) => all.with(capability),
-                None => all.without(capability, CANNOT_HOLD),
-            };
+        match self.why_no_egress() {
+            None => all.with(Capability::EgressAll),
+            Some(why) => all.without(Capability::EgressAll, why),
         }
-        all = match store.driver.why_no_limit() {
-            None => all.with(C::LimitDisk),
-            Some(why) => all.without(C::LimitDisk, why),
-        };
-        for capability in [C::Freeze, C::ProvenKill] {
-            all = match self.shared.layout.v2 {
-                Some(_) => all.with(capability),
-                None => all.without(capability, "no cgroup v2 hierarchy is mounted"),
-            };
-        }
-        for (capability, controller) in [
-            (C::LimitCpu, Controller::Cpu),
-            (C::LimitMemory, Controller::Memory),
-            (C::LimitProcesses, Controller::Pids),
-        ] {
-            all = if self.shared.layout.has(controller) {
-                all.with(capability)
-            } else {
-                all.without(capability, format!("the {} cgroup controller is not available", controller.name()))
-            };
-        }
-        all
     }
 
     async fn create(
@@ -368,18 +388,23 @@ impl Provider for LocalProvider {
         }
     }
 
+    async fn set_limits(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        change: &ResourceLimits,
+    ) -> Result<ResourceLimits> {
+        self.change_limits(mutation, sandbox, change).await
+    }
+
     async fn freeze(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()> {
-        if self.shared.layout.v2.is_none() {
-            return unsupported(Capability::Freeze, "no cgroup v2 hierarchy is mounted");
-        }
+        self.require(Capability::Freeze)?;
         let request = ShimRequest::Freeze { mutation: mutation.clone() };
         self.ask_shim(mutation, sandbox, request).await.map(|_| ())
     }
 
     async fn thaw(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()> {
-        if self.shared.layout.v2.is_none() {
-            return unsupported(Capability::Freeze, "no cgroup v2 hierarchy is mounted");
-        }
+        self.require(Capability::Freeze)?;
         let request = ShimRequest::Thaw { mutation: mutation.clone() };
         self.ask_shim(mutation, sandbox, request).await.map(|_| ())
     }
@@ -435,6 +460,22 @@ impl Provider for LocalProvider {
         spec: &ExecSpec,
     ) -> Result<ExecStatus> {
         self.start_execution(mutation, sandbox, execution, spec).await
+    }
+
+    fn probe_spec(&self, nonce: &str) -> ExecSpec {
+        probe::spec(nonce)
+    }
+
+    async fn identity(&self, instance: &InstanceRef) -> Result<Identity> {
+        self.read_identity(instance).await
+    }
+
+    async fn whereabouts(&self, instance: &InstanceRef) -> Result<Whereabouts> {
+        self.find_parts(instance).await
+    }
+
+    async fn log_tail(&self, instance: &InstanceRef, bytes_max: u64) -> Result<Vec<LogPart>> {
+        self.read_logs(instance, bytes_max).await
     }
 
     async fn execution(&self, instance: &InstanceRef, execution: &ExecutionId) -> Result<ExecStatus> {

@@ -113,7 +113,13 @@ impl Output {
         if let InstanceState::Absent = how {
             return Err(ProviderError::Absent);
         }
-        self.provider.open_files(&self.instance, &self.execution, self.offset, how).await
+        match self.provider.open_files(&self.instance, &self.execution, self.offset, how.clone()).await {
+            // A transient one is kept nowhere else.
+            Err(ProviderError::NotFound { .. }) if how != InstanceState::Running => {
+                Err(ProviderError::NotRunning { state: how })
+            }
+            opened => opened,
+        }
     }
 }
 

@@ -15,10 +15,11 @@ use std::time::{Duration, Instant};
 
 use viv_core::{SandboxId, SnapshotId};
 use viv_provider::{
-    Capability, DiskUsage, InstanceRef, InstanceState, Integrity, Mutation, Page, PageRequest, Provider, ProviderError,
-    SaveCost, SaveRequest, Snapshot, SnapshotSeen,
+    Capability, DiskUsage, InstanceRef, InstanceState, Integrity, Mutation, Page, PageRequest, ProviderError, SaveCost,
+    SaveRequest, Snapshot, SnapshotSeen,
 };
 
+use super::chores::Chore;
 use super::shim_client::Held;
 use super::{LocalProvider, Result, unavailable, within};
 use crate::durable;
@@ -30,7 +31,6 @@ use crate::store::collect::References;
 use crate::store::layer::{LayerId, LayerMeta};
 use crate::store::seal::{Finished, Source};
 use crate::store::snapshot::{SnapshotFile, SnapshotRecord};
-use crate::store::unique;
 use crate::wait::elapsed_us;
 
 /// Snapshots on one page of a listing, unless asked for fewer.
@@ -70,7 +70,7 @@ impl LocalProvider {
                 } else {
                     this.save_stopped(&mutation, &instance, &request)
                 };
-                this.tidy_later();
+                this.later(saved.as_ref().map_or(Chore::Collect, |saved| Chore::Snapshot(saved.id.clone())));
                 saved
             })
             .await
@@ -89,7 +89,7 @@ impl LocalProvider {
     }
 
     pub(super) fn require(&self, capability: Capability) -> Result<()> {
-        let capabilities = self.capabilities();
+        let capabilities = self.unprobed_capabilities();
         if capabilities.can(capability) {
             return Ok(());
         }
@@ -139,7 +139,7 @@ impl LocalProvider {
             (meta, false)
         } else {
             let source = Source { instance, of: &made.of, host: &self.shared.host };
-            let layer = layer_of(&request.snapshot)?;
+            let layer = LayerId::for_snapshot(&request.snapshot).map_err(store_failed)?;
             let finished = store.finish_stopped(source, &made.plan.writable, layer).map_err(save_failed)?;
             cost.flush_us = finished.flush_us;
             (finished.meta, true)
@@ -181,7 +181,7 @@ impl LocalProvider {
                 store.copy_live(living, &place).map_err(save_failed)
             })?;
             let source = Source { instance, of: &made.of, host: &self.shared.host };
-            let layer = layer_of(&request.snapshot)?;
+            let layer = LayerId::for_snapshot(&request.snapshot).map_err(store_failed)?;
             let Finished { meta, flush_us, copied_bytes } =
                 store.finish_live(source, &place, &copied, layer).map_err(save_failed)?;
             let cost = SaveCost { flush_us: flushed_us + flush_us, paused_us, total_us: 0, copied_bytes };
@@ -343,7 +343,7 @@ impl LocalProvider {
             self.clone().blocking(move |this| {
                 this.remove_record(&mutation, &sandbox, &id)?;
                 // What it held goes in the background.
-                this.tidy_later();
+                this.later(Chore::Collect);
                 Ok(())
             }),
         )
@@ -401,11 +401,6 @@ impl LocalProvider {
 /// What is left of a budget.
 fn left_ms(mutation: &Mutation, started: Instant) -> u64 {
     mutation.budget_ms.saturating_sub(elapsed_us(started) / 1000).max(1)
-}
-
-/// A name that no other attempt at the same snapshot has.
-fn layer_of(snapshot: &SnapshotId) -> Result<LayerId> {
-    format!("{snapshot}-{}", unique().replace('.', "-")).parse().map_err(store_failed)
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "goes into map_err")]

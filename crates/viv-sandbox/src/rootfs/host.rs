@@ -16,14 +16,17 @@ use rustix::fs::{FlockOperation, flock};
 const USERLAND: [&str; 8] = ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "libo32"];
 
 /// Of `/etc`: how libraries, interpreters and certificates are found. No names, keys or addresses of the machine.
-const ETC: [&str; 24] = [
+const ETC: [&str; 27] = [
     "alternatives",
     "ca-certificates.conf",
     "bash.bashrc",
+    "chromium.d",
     "debian_version",
     "fonts",
     "gai.conf",
     "inputrc",
+    "java-17-openjdk",
+    "java-21-openjdk",
     "ld.so.cache",
     "ld.so.conf",
     "ld.so.conf.d",
@@ -43,6 +46,9 @@ const ETC: [&str; 24] = [
     "terminfo",
 ];
 
+/// The id of `user`, where there are as many ids.
+const USER: u32 = 1000;
+
 const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\n\
                       user:x:1000:1000:user:/home/user:/bin/sh\n\
                       nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n";
@@ -50,7 +56,7 @@ const GROUP: &str = "root:x:0:\ntty:x:5:\nuser:x:1000:\nnogroup:x:65534:\n";
 const HOSTS: &str = "127.0.0.1 localhost\n::1 localhost\n";
 
 /// Changes with what [`build`] puts into a skeleton, so that an older binary's is not taken for ours.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 /// The machine's userland, ready to be put below a root.
 #[derive(Debug, Clone)]
@@ -62,11 +68,11 @@ pub(crate) struct HostBase {
 }
 
 impl HostBase {
-    /// The skeleton is made in `folder` unless one of the same content is there.
-    pub(crate) fn open(folder: &Path) -> io::Result<Self> {
+    /// For sandboxes with so many ids. The skeleton is made in `folder` unless one of the same content is there.
+    pub(crate) fn open(folder: &Path, ids: u32) -> io::Result<Self> {
         // Roots that are mounted keep the skeleton they were made with, so it is never changed, only joined by a new
         // one.
-        let skeleton = folder.join(format!("host-{:016x}", fingerprint()?));
+        let skeleton = folder.join(format!("host-{:016x}", fingerprint(ids)?));
         if !skeleton.is_dir() {
             let lock = File::options().create(true).append(true).open(folder.join(".lock"))?;
             flock(&lock, FlockOperation::LockExclusive)?;
@@ -75,7 +81,7 @@ impl HostBase {
             if building.exists() {
                 fs::remove_dir_all(&building)?;
             }
-            build(&building)?;
+            build(&building, ids)?;
             match fs::rename(&building, &skeleton) {
                 Ok(()) => {}
                 Err(_) if skeleton.is_dir() => fs::remove_dir_all(&building)?,
@@ -91,7 +97,7 @@ fn is_real_folder(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|found| found.is_dir())
 }
 
-fn build(skeleton: &Path) -> io::Result<()> {
+fn build(skeleton: &Path, ids: u32) -> io::Result<()> {
     for folder in ["dev", "etc", "home/user", "proc", "root", "run", "sys", "tmp", "var/tmp", "var/lib", "workspace"] {
         fs::create_dir_all(skeleton.join(folder))?;
     }
@@ -99,7 +105,9 @@ fn build(skeleton: &Path) -> io::Result<()> {
         fs::set_permissions(skeleton.join(folder), fs::Permissions::from_mode(0o1777))?;
     }
     fs::set_permissions(skeleton.join("root"), fs::Permissions::from_mode(0o700))?;
-    std::os::unix::fs::chown(skeleton.join("home/user"), Some(1000), Some(1000))?;
+    if ids > USER {
+        std::os::unix::fs::chown(skeleton.join("home/user"), Some(USER), Some(USER))?;
+    }
 
     for name in USERLAND {
         let host = Path::new("/").join(name);
@@ -130,22 +138,30 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
         symlink(fs::read_link(from)?, to)
     } else if found.is_dir() {
         fs::create_dir_all(to)?;
-        for entry in fs::read_dir(from)? {
+        let entries = match fs::read_dir(from) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(()),
+            entries => entries?,
+        };
+        for entry in entries {
             let entry = entry?;
             copy(&entry.path(), &to.join(entry.file_name()))?;
         }
         Ok(())
     } else if found.is_file() {
-        fs::copy(from, to).map(|_| ())
+        match fs::copy(from, to) {
+            // What an ordinary user may not read, a sandbox of his does not need.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+            copied => copied.map(drop),
+        }
     } else {
         Ok(())
     }
 }
 
 /// Tells apart what skeletons are made from, by names, sizes and times.
-fn fingerprint() -> io::Result<u64> {
+fn fingerprint(ids: u32) -> io::Result<u64> {
     let mut hasher = DefaultHasher::new();
-    (VERSION, env!("CARGO_PKG_VERSION")).hash(&mut hasher);
+    (VERSION, env!("CARGO_PKG_VERSION"), ids > USER).hash(&mut hasher);
     for name in USERLAND {
         fs::read_link(Path::new("/").join(name)).ok().hash(&mut hasher);
     }
@@ -154,7 +170,9 @@ fn fingerprint() -> io::Result<u64> {
         let Ok(found) = fs::symlink_metadata(&path) else { continue };
         (&path, found.len(), found.mtime(), found.mtime_nsec(), found.ctime_nsec()).hash(&mut hasher);
         if found.is_dir() {
-            let mut below = fs::read_dir(&path)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
+            // One that may not be read is not copied either.
+            let Ok(entries) = fs::read_dir(&path) else { continue };
+            let mut below = entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
             below.sort_unstable();
             pending.extend(below);
         }

@@ -1,4 +1,4 @@
-//! A user namespace whose only use is its mapping.
+//! A user namespace, made for its mapping.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -11,7 +11,7 @@ use super::IdRange;
 use crate::sys::clone::{Forked, close_all_but, die_with, exit_now, fork};
 
 /// Makes one. A short-lived child enters it, so that it can be opened.
-pub(super) fn user_namespace(ids: IdRange) -> io::Result<OwnedFd> {
+pub(crate) fn user_namespace(ids: IdRange) -> io::Result<OwnedFd> {
     let (mut entered, entering) = io::pipe()?;
     let parent = rustix::process::getpid();
     let child = match fork(None)? {
@@ -33,9 +33,12 @@ pub(super) fn user_namespace(ids: IdRange) -> io::Result<OwnedFd> {
     let opened = (|| {
         entered.read_to_end(&mut Vec::new())?;
         let folder = format!("/proc/{}", child.as_raw_nonzero());
-        let mapping = format!("0 {} {}", ids.base, ids.count);
-        fs::write(format!("{folder}/uid_map"), &mapping)?;
-        fs::write(format!("{folder}/gid_map"), &mapping)?;
+        for file in ["uid_map", "gid_map"] {
+            let lines = ids.mapping(file)?;
+            let mapping: String =
+                lines.iter().map(|(inside, host, size)| format!("{inside} {host} {size}\n")).collect();
+            fs::write(format!("{folder}/{file}"), mapping)?;
+        }
         File::open(format!("{folder}/ns/user")).map(OwnedFd::from)
     })();
     kill_process(child, Signal::KILL)?;

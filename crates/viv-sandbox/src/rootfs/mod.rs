@@ -13,9 +13,13 @@
 //! its root with an id that may not enter the data folder. They end with the
 //! namespace, so none can be left behind.
 //!
+//! In the namespace of an ordinary user ids are the same on both sides, so
+//! nothing is mapped; overlays keep their marks in `user.` attributes there.
+//!
 //! A [`RootPlan`] is all that the shim knows about what a root is made of;
 //! `store` makes it.
 
+mod attached;
 mod host;
 mod idmap;
 mod overlay;
@@ -30,7 +34,8 @@ use serde::{Deserialize, Serialize};
 use crate::store::disk::MountedDisk;
 use crate::store::layer::PARTS;
 pub(crate) use host::HostBase;
-pub(crate) use stage::Stage;
+pub(crate) use idmap::user_namespace;
+pub(crate) use stage::{Stage, mounted_root};
 
 /// A mapping of ids inside to ids of the host, users and groups alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,6 +49,20 @@ pub struct IdRange {
 impl IdRange {
     /// As many as Debian's and Alpine's users need, and a keeper.
     pub const COUNT: u32 = 65_536;
+
+    /// Whether ids are the same on both sides, as in the namespace of an ordinary user.
+    pub fn is_identity(self) -> bool {
+        self.base == 0
+    }
+
+    /// The mapping in pieces of id inside, id outside and length; `file` is `uid_map` or `gid_map`.
+    pub(crate) fn mapping(self, file: &str) -> io::Result<Vec<(u32, u32, u32)>> {
+        if !self.is_identity() {
+            return Ok(vec![(0, self.base, self.count)]);
+        }
+        let pieces = crate::ordinary::one_to_one(file, self.count)?;
+        Ok(pieces.into_iter().map(|(first, size)| (first, first, size)).collect())
+    }
 
     /// The last id: it owns what only the agent may touch, and no workload ever gets it.
     pub fn keeper_inside(self) -> u32 {
@@ -144,6 +163,8 @@ pub(crate) struct MountedRoot {
     pub(crate) binds: Vec<(PathBuf, PathBuf)>,
     /// The writable layer, as it lies on disk.
     pub(crate) writable: PathBuf,
+    /// Whether there is a file in the place of [`RESOLV_CONF`], to be covered.
+    pub(crate) resolves_names: bool,
 }
 
 /// Mounts everything, and shows by writing that the root can be written.
@@ -153,7 +174,11 @@ pub(crate) fn mount(
     ids: IdRange,
     contents: &Contents<'_>,
 ) -> Result<MountedRoot, RootError> {
-    let mapping = idmap::user_namespace(ids).step(|| "make a user namespace for the id mapping".to_owned())?;
+    let mapping = if ids.is_identity() {
+        None
+    } else {
+        Some(user_namespace(ids).step(|| "make a user namespace for the id mapping".to_owned())?)
+    };
     let mut disks = Disks { stage, mounted: Vec::new() };
     let writable = match &plan.writable {
         Writable::Folder(folder) => folder.clone(),
@@ -162,8 +187,8 @@ pub(crate) fn mount(
     let mut targets = Vec::new();
     for part in &plan.parts {
         let lowers = part.lowers.iter().map(|lower| disks.folder(lower, &part.name)).collect::<Result<Vec<_>, _>>()?;
-        let target = stage.folder(&format!("part-{}", part.name))?;
-        overlay::mount(&mapping, &lowers, &writable, &part.name, &target, ids)?;
+        let target = stage.folder(&stage::part_name(&part.name))?;
+        overlay::mount(mapping.as_ref(), &lowers, &writable, &part.name, &target, ids)?;
         prepare::probe_writable(&target, ids)?;
         targets.push((part, target));
     }
@@ -177,9 +202,9 @@ pub(crate) fn mount(
     }
     let root =
         root.ok_or(io::Error::from(io::ErrorKind::InvalidData)).step(|| "find the root in its plan".to_owned())?;
-    let home = prepare::root(&root, ids, contents)?;
+    let (home, resolves_names) = prepare::root(&root, ids, contents)?;
     let home = stage.show_opened(&home, "home")?;
-    Ok(MountedRoot { root, home, binds, writable })
+    Ok(MountedRoot { root, home, binds, writable, resolves_names })
 }
 
 /// Filesystems in files, each mounted once.
@@ -208,5 +233,5 @@ impl Disks<'_> {
     }
 }
 
-pub(crate) use overlay::mount_lowers;
-pub(crate) use prepare::Contents;
+pub(crate) use overlay::{mount_below, mount_lowers, why_no_mapped_layers};
+pub(crate) use prepare::{Contents, RESOLV_CONF};

@@ -2,11 +2,13 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Component, Path};
 
-use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Uid, fchown, mkdirat, openat2, unlinkat};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid, fchown, mkdirat, openat2, statat, unlinkat,
+};
 use rustix::io::Errno;
 use viv_agent::proto::{HOME, IDENTITY, Identity};
 
@@ -17,6 +19,20 @@ use crate::sys::creds::ActingAs;
 const MOUNTED_FOLDER: &str = "run";
 const MOUNTED_FILE: &str = "agent";
 
+/// Where programs look for the id of an installation.
+const MACHINE_ID: &str = "/etc/machine-id";
+
+/// Where the runtime mounts the kernel's filesystems. A runtime follows the links of an image there, or says only that
+/// it failed.
+const MOUNTED: [&str; 4] = ["proc", "dev", "sys", "run"];
+
+/// Where programs look for who resolves names.
+pub(crate) const RESOLV_CONF: &str = "/etc/resolv.conf";
+
+/// How often a folder is looked for whose way leads through `..`: the kernel gives up when anybody on the whole machine,
+/// another sandbox too, renames something at that moment. Such a moment is a microsecond long.
+const RACES_MAX: usize = 10_000;
+
 /// What goes into a root.
 pub(crate) struct Contents<'a> {
     /// Whose root it is.
@@ -25,33 +41,80 @@ pub(crate) struct Contents<'a> {
     pub(crate) workdir: &'a str,
     /// Whether it is an error when that cannot be done.
     pub(crate) needs_workdir: bool,
+    /// Whether [`RESOLV_CONF`] is to be covered.
+    pub(crate) resolves_names: bool,
 }
 
-/// Puts it in, and answers with our own folder in it. Fails when the root came up read-only.
-pub(super) fn root(root: &Path, ids: IdRange, contents: &Contents<'_>) -> Result<OwnedFd, RootError> {
+/// Puts it in, and answers with our own folder in it and whether there is something to cover at [`RESOLV_CONF`]. Fails when the root came up read-only.
+pub(super) fn root(root: &Path, ids: IdRange, contents: &Contents<'_>) -> Result<(OwnedFd, bool), RootError> {
     let _acting = ActingAs::id(ids.base).step(|| "take the mapped root's id".to_owned())?;
     let root = open_folder(CWD, root, ResolveFlags::empty()).step(|| "open the new root".to_owned())?;
 
+    for name in MOUNTED {
+        make_real_folder(&root, name).step(|| format!("mount on /{name} in the new root, which must be a folder"))?;
+    }
     let home = make_home(&root, ids).step(|| format!("make {HOME} in the new root"))?;
     write_identity(&home, ids, contents.identity).step(|| format!("write {IDENTITY}: the new root is not writable"))?;
+    write_machine_id(&root, contents.identity).step(|| format!("write {MACHINE_ID}"))?;
     let workdir = make_folders(&root, Path::new(contents.workdir));
     if contents.needs_workdir {
         workdir.step(|| format!("make the working directory {}", contents.workdir))?;
     }
-    Ok(home)
+    let mut resolves_names = contents.resolves_names;
+    if resolves_names && let Err(error) = make_resolv_conf(&root) {
+        // What somebody inside has put there is his to live with; addresses still work.
+        eprintln!("names are not resolved inside, {RESOLV_CONF} cannot be made: {error}");
+        resolves_names = false;
+    }
+    Ok((home, resolves_names))
+}
+
+/// Sees to it that a file is there to be covered. A link would lead the runtime elsewhere, so it is replaced.
+fn make_resolv_conf(root: &OwnedFd) -> io::Result<()> {
+    let path = Path::new(RESOLV_CONF);
+    let (folder, name) = (path.parent().expect("in /etc"), path.file_name().expect("a name"));
+    let folder = make_folders(root, folder)?;
+    match statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(found) if FileType::from_raw_mode(found.st_mode).is_file() => return Ok(()),
+        Ok(_) => unlinkat(&folder, name, AtFlags::empty())?,
+        Err(Errno::NOENT) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let real = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    openat2(&folder, name, flags, Mode::RUSR | Mode::RGRP | Mode::ROTH, real)?;
+    Ok(())
 }
 
 /// Our own folder, with the places on which its contents are mounted. An image that has a link there is refused.
 fn make_home(root: &OwnedFd, ids: IdRange) -> io::Result<OwnedFd> {
-    let name = HOME.trim_start_matches('/');
-    let real = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-    make_folder(root, name.as_ref())?;
-    let home = open_folder(root, Path::new(name), real)?;
+    let home = make_real_folder(root, HOME.trim_start_matches('/'))?;
     give(&home, ids)?;
-    make_folder(&home, MOUNTED_FOLDER.as_ref())?;
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    openat2(&home, MOUNTED_FILE, flags, Mode::RUSR, real)?;
+    make_real_folder(&home, MOUNTED_FOLDER)?;
+    make_real_file(&home, MOUNTED_FILE)?;
     Ok(home)
+}
+
+/// A folder that is there and not through a link.
+fn make_real_folder(at: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
+    make_folder(at, name.as_ref())?;
+    open_folder(at, Path::new(name), ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS)
+}
+
+/// A plain file that is there. What is there already is looked at and not opened: opening a pipe would wait for ever.
+fn make_real_file(at: &OwnedFd, name: &str) -> io::Result<()> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    match openat2(at, name, flags, Mode::RUSR, ResolveFlags::BENEATH) {
+        Ok(_) => return Ok(()),
+        Err(Errno::EXIST) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let found = statat(at, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    if FileType::from_raw_mode(found.st_mode) == FileType::RegularFile {
+        Ok(())
+    } else {
+        Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{name} is not a plain file")))
+    }
 }
 
 /// Shows that a file can be made, and takes it away again.
@@ -77,6 +140,35 @@ fn write_identity(home: &OwnedFd, ids: IdRange, identity: &Identity) -> io::Resu
     let file = openat2(home, name, flags, mode, ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS)?;
     give(&file, ids)?;
     File::from(file).write_all(&serde_json::to_vec(identity)?)
+}
+
+/// Gives every sandbox a machine id of its own, the same for all its instances. An image without `/etc`, or with
+/// something else in that place, has none.
+fn write_machine_id(root: &OwnedFd, identity: &Identity) -> io::Result<()> {
+    let path = Path::new(MACHINE_ID);
+    let (folder, name) = (path.parent().expect("in /etc"), path.file_name().expect("a name"));
+    let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let Ok(folder) = open_folder(root, folder, inside) else { return Ok(()) };
+    let digest = viv_image::Digest::of(identity.sandbox.as_str().as_bytes());
+    let id = format!("{}\n", &digest.hex()[..32]);
+    let real = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    // A sandbox that is restored has it, and may have no room to write it again.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    if let Ok(file) = openat2(&folder, name, flags, Mode::empty(), real) {
+        let mut found = String::new();
+        let outcome = File::from(file).take(id.len() as u64 + 1).read_to_string(&mut found);
+        if outcome.is_ok() && found == id {
+            return Ok(());
+        }
+    }
+    // Whatever else is there belongs to somebody else: the image, or what this was forked from.
+    match unlinkat(&folder, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => {}
+        Err(_) => return Ok(()),
+    }
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let mode = Mode::RUSR | Mode::RGRP | Mode::ROTH;
+    File::from(openat2(&folder, name, flags, mode, real)?).write_all(id.as_bytes())
 }
 
 /// Makes it the keeper's: workloads can look and not touch.
@@ -112,7 +204,10 @@ fn make_folder(at: &OwnedFd, name: &OsStr) -> io::Result<()> {
 
 fn open_folder(at: impl AsFd, path: &Path, resolve: ResolveFlags) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    Ok(openat2(at, path, flags, Mode::empty(), resolve)?)
+    let open = || openat2(&at, path, flags, Mode::empty(), resolve);
+    let raced = |opened: &rustix::io::Result<OwnedFd>| matches!(opened, Err(Errno::AGAIN));
+    let opened = (0..RACES_MAX).map(|_| open()).find(|opened| !raced(opened));
+    Ok(opened.unwrap_or(Err(Errno::AGAIN))?)
 }
 
 #[cfg(test)]

@@ -70,7 +70,10 @@ impl ControlConnection {
     }
 
     fn send_request(&mut self, descriptors: &[(Descriptor, OwnedFd)]) -> io::Result<()> {
-        let request = Request::Control { descriptors: descriptors.iter().map(|(name, _)| *name).collect() };
+        let request = Request::Control {
+            descriptors: descriptors.iter().map(|(name, _)| *name).collect(),
+            hears: vec![AgentMessage::OOM_KILLED.to_owned()],
+        };
         let payload = serde_json::to_vec(&request)?;
         let header = encode_header(Kind::Json, payload.len());
         let fds: Vec<_> = descriptors.iter().map(|(_, fd)| fd.as_fd()).collect();
@@ -112,15 +115,31 @@ impl ControlConnection {
         self.stream.write_all(&frame)
     }
 
-    /// Takes what has come.
+    /// Takes the next message of what has come.
     pub(super) fn receive(&mut self) -> FromAgent {
-        let mut buffer = [0; 512];
-        match self.stream.read(&mut buffer) {
-            Ok(0) => return FromAgent::Lost,
-            Ok(length) => self.pending.extend_from_slice(&buffer[..length]),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(_) => return FromAgent::Lost,
+        loop {
+            match self.next_pending() {
+                FromAgent::Nothing => {}
+                FromAgent::Message(message) => return FromAgent::Message(message),
+                FromAgent::Lost => return FromAgent::Lost,
+            }
+            let mut buffer = [0; 512];
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return FromAgent::Lost,
+                Ok(length) => self.pending.extend_from_slice(&buffer[..length]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return FromAgent::Nothing,
+                Err(_) => return FromAgent::Lost,
+            }
         }
+    }
+
+    /// Whether a message has been read that was not taken.
+    pub(super) fn has_pending(&self) -> bool {
+        let Some((header, rest)) = self.pending.split_first_chunk::<HEADER_BYTES>() else { return false };
+        decode_header(*header).is_ok_and(|(_, length)| rest.len() >= length)
+    }
+
+    fn next_pending(&mut self) -> FromAgent {
         let Some((header, rest)) = self.pending.split_first_chunk::<HEADER_BYTES>() else {
             return FromAgent::Nothing;
         };

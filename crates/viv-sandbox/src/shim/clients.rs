@@ -4,6 +4,8 @@ use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 use super::proto::{LINE_BYTES_MAX, ShimError, ShimReply, ShimRequest};
 
 /// A daemon keeps one open to hear of the end, and opens one for each call.
@@ -33,11 +35,24 @@ pub(super) struct Client {
 }
 
 impl Clients {
+    /// Takes new connections, forgetting those that hung up when there are too many: while we were stopped, any number
+    /// may have come and gone. One too many is told so. Whom others know by his place may have another one then.
+    pub(super) fn accept_for_gone(&mut self, listener: &UnixListener) {
+        self.accept_with(listener, Self::forget_hung_up);
+    }
+
     /// Takes new connections. One too many is told so.
     pub(super) fn accept(&mut self, listener: &UnixListener) {
+        self.accept_with(listener, |_| {});
+    }
+
+    fn accept_with(&mut self, listener: &UnixListener, make_room: impl Fn(&mut Self)) {
         while let Ok((stream, _)) = listener.accept() {
             if stream.set_nonblocking(true).is_err() {
                 continue;
+            }
+            if self.clients.len() >= CLIENTS_MAX {
+                make_room(self);
             }
             let mut client = Client { stream, pending: Vec::new(), waits: false, holds_until: None, gone: false };
             if self.clients.len() < CLIENTS_MAX {
@@ -46,6 +61,15 @@ impl Clients {
                 client.say(&ShimReply::Error(ShimError::Busy));
             }
         }
+    }
+
+    /// What they asked for, they do not wait for any more.
+    fn forget_hung_up(&mut self) {
+        self.clients.retain(|client| {
+            let mut fds = [PollFd::new(&client.stream, PollFlags::empty())];
+            let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+            !matches!(poll(&mut fds, Some(&at_once)), Ok(1)) || !fds[0].revents().contains(PollFlags::HUP)
+        });
     }
 
     /// Has a client hear of the end.
@@ -148,5 +172,42 @@ impl Client {
         if self.stream.write_all(&line).is_err() {
             self.gone = true;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::BufRead;
+
+    use super::*;
+
+    #[test]
+    fn j7_those_who_gave_up_take_nobodys_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let mut clients = Clients::default();
+        let ask = |clients: &mut Clients| {
+            let mut stream = UnixStream::connect(&path).unwrap();
+            stream.write_all(b"{\"op\":\"status\"}\n").unwrap();
+            clients.accept_for_gone(&listener);
+            stream
+        };
+        // Each is taken before the next comes, since how many can wait to be is the machine's to say.
+        for _ in 0..3 * CLIENTS_MAX {
+            drop(ask(&mut clients));
+        }
+        let first = ask(&mut clients);
+        assert!(clients.clients.len() <= CLIENTS_MAX);
+        assert!(clients.clients.last().unwrap().stream.peer_addr().is_ok());
+        // Nobody who is there is sent away for another.
+        let there: Vec<_> = (1..CLIENTS_MAX).map(|_| ask(&mut clients)).collect();
+        assert_eq!(clients.clients.len(), CLIENTS_MAX);
+        let mut told = String::new();
+        // One line, since after it comes a reset: what was asked is never read.
+        io::BufReader::new(ask(&mut clients)).read_line(&mut told).unwrap();
+        assert!(told.contains("busy"), "{told}");
+        drop((first, there));
     }
 }

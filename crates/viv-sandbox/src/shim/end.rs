@@ -30,17 +30,19 @@ impl Shim {
         }
     }
 
-    fn oom_kills(&self) -> u64 {
+    pub(super) fn oom_kills(&self) -> u64 {
         self.cgroups.usage().oom_kills.unwrap_or(0)
     }
 
     /// Ends everything and does not come back before it is proven. `asked_by` is answered then.
     pub(super) fn end(mut self, cause: EndCause, asked_by: Option<usize>) {
+        self.cgroups.unthrottle(self.dir.path());
         while let Err(error) = self.kill_all() {
             // Nothing is called ended that is not (L8).
             eprintln!("not all processes ended: {error}");
             self.answer_while_ending(&cause);
         }
+        drop(self.uplink.take());
         if let Err(error) = self.cgroups.remove() {
             // They are empty; a destroy removes what is left.
             eprintln!("cgroups are left: {error}");
@@ -59,7 +61,7 @@ impl Shim {
     /// Between two attempts: whoever asks hears that it is ending, and whoever waits for the end goes on waiting.
     fn answer_while_ending(&mut self, cause: &EndCause) {
         self.clients.accept(&self.listener);
-        let status = self.status_as(InstanceState::Ending { cause: cause.clone() });
+        let status = Box::new(self.status_as(InstanceState::Ending { cause: cause.clone() }));
         for index in 0.. {
             let Some(client) = self.clients.get_mut(index) else { break };
             match client.receive() {

@@ -19,6 +19,7 @@ use viv_core::EndCause;
 use viv_provider::Ended;
 
 use super::deadline::now_wall_ms;
+use super::first;
 use crate::cgroup::InstanceCgroups;
 use crate::durable;
 use crate::layout::InstanceDir;
@@ -83,6 +84,9 @@ fn guard(mut pipe: impl Read, cgroups: &InstanceCgroups, dir: &InstanceDir) -> i
     }
     while let Err(error) = cgroups.kill(KILL_WITHIN) {
         eprintln!("guard: not all processes ended: {error}");
+    }
+    while let Err(error) = first::end(dir, KILL_WITHIN) {
+        eprintln!("guard: {error}");
     }
     cgroups.remove()?;
     // An end that the shim recorded before it was killed stands.

@@ -19,12 +19,16 @@ mod clients;
 mod create;
 mod deadline;
 mod end;
+pub(crate) mod first;
 mod guard;
+mod limits;
+mod oom;
 pub(crate) mod proto;
 mod serve;
+mod tables;
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::ExitCode;
@@ -77,7 +81,8 @@ fn start(folder: &Path) -> Result<(), String> {
         Forked::Child => {}
     }
     detach().map_err(|error| said("cannot detach", &error))?;
-    let layout = Layout::detect().map_err(|error| said("cannot look for cgroups", &error))?;
+    let layout = record.cgroup_layout.clone().map_or_else(Layout::detect, Ok);
+    let layout = layout.map_err(|error| said("cannot look for cgroups", &error))?;
     let cgroups = InstanceCgroups::new(layout, record.cgroup());
     let guard = Guard::start(&cgroups, &dir, &lock).map_err(|error| said("cannot start the guard", &error))?;
     record_identity(&dir, &guard).map_err(|error| said("cannot record who I am", &error))?;
@@ -143,6 +148,22 @@ fn tell(started: &Started) {
 fn silence_stdout() {
     if let Ok(null) = File::options().write(true).open("/dev/null") {
         let _ = rustix::stdio::dup2_stdout(null);
+    }
+}
+
+/// How much of a program's complaint is passed on.
+const COMPLAINT_BYTES_MAX: u64 = 2048;
+
+/// What a program wrote to the log, from where it began.
+pub(crate) fn complaint(log: &Path, start: u64) -> String {
+    let mut text = Vec::new();
+    let read = File::open(log).and_then(|mut file| {
+        file.seek(SeekFrom::Start(start))?;
+        file.take(COMPLAINT_BYTES_MAX).read_to_end(&mut text)
+    });
+    match read {
+        Ok(_) => String::from_utf8_lossy(&text).trim().to_owned(),
+        Err(error) => format!("(its log cannot be read: {error})"),
     }
 }
 

@@ -4,7 +4,10 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use viv_core::{EndCause, FencingToken, Generation};
-use viv_provider::{Deadline, DeadlineChange, Ended, InstanceRef, InstanceState, Mutation, ProviderError, Usage};
+use viv_provider::{
+    Capability, Deadline, DeadlineChange, Ended, InstanceRef, InstanceState, Mutation, ProviderError, ResourceLimits,
+    Usage,
+};
 
 /// Longest line that either side takes.
 pub(crate) const LINE_BYTES_MAX: usize = 64 << 10;
@@ -20,6 +23,12 @@ pub(crate) enum ShimRequest {
     Extend {
         mutation: Mutation,
         change: DeadlineChange,
+    },
+    SetLimits {
+        mutation: Mutation,
+        change: ResourceLimits,
+        /// With a limit of disk: what is left of it for the writable layer.
+        layer_bytes: Option<u64>,
     },
     Freeze {
         mutation: Mutation,
@@ -53,6 +62,7 @@ impl ShimRequest {
         match self {
             Self::Status | Self::Wait | Self::Hold { .. } | Self::Release => None,
             Self::Extend { mutation, .. }
+            | Self::SetLimits { mutation, .. }
             | Self::Freeze { mutation }
             | Self::Thaw { mutation }
             | Self::Destroy { mutation }
@@ -66,9 +76,10 @@ impl ShimRequest {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ShimReply {
-    Status(ShimStatus),
+    Status(Box<ShimStatus>),
     Ended(Ended),
     Deadline(Deadline),
+    Limits(ResourceLimits),
     /// It stands still. Its writable layer lies here, for other processes.
     Held {
         writable: PathBuf,
@@ -84,6 +95,12 @@ pub(crate) struct ShimStatus {
     pub(crate) state: InstanceState,
     pub(crate) deadline: Deadline,
     pub(crate) usage: Usage,
+    /// `None` from one that an older version made.
+    #[serde(default)]
+    pub(crate) limits: Option<ResourceLimits>,
+    /// Whether the shim has it stand still, for a user or for a copy; `None` from one that an older version made.
+    #[serde(default)]
+    pub(crate) stopped: Option<bool>,
 }
 
 /// Why it was not done.
@@ -104,6 +121,20 @@ pub(crate) enum ShimError {
         #[serde(flatten)]
         cause: EndCause,
     },
+    /// The request makes no sense.
+    Invalid {
+        what: String,
+        hint: String,
+    },
+    /// Something is in the way.
+    Conflict {
+        what: String,
+    },
+    /// It cannot be done to this one.
+    Unsupported {
+        capability: Capability,
+        why: String,
+    },
     /// It did not stand still all the time.
     NotHeld,
     /// Too many are connected.
@@ -123,6 +154,9 @@ impl From<ShimError> for ProviderError {
             ShimError::StaleGeneration { asked, current } => Self::StaleGeneration { asked, current },
             ShimError::Expired => Self::Expired,
             ShimError::Ending { cause } => Self::NotRunning { state: InstanceState::Ending { cause } },
+            ShimError::Invalid { what, hint } => Self::Invalid { what, hint },
+            ShimError::Conflict { what } => Self::Conflict { what },
+            ShimError::Unsupported { capability, why } => Self::Unsupported { capability, why },
             ShimError::NotHeld => Self::Failed { what: "it did not stand still while it was copied".to_owned() },
             ShimError::Busy => {
                 Self::Exhausted { limit: "connections to the shim", what: "too many are open".to_owned() }

@@ -5,33 +5,41 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 use viv_agent::proto::{AgentMessage, ControlMessage};
 use viv_core::{EndCause, FencingToken, OperationId};
-use viv_provider::{Deadline, DeadlineChange, InstanceRef, InstanceState, Mutation};
+use viv_provider::{Deadline, DeadlineChange, InstanceRef, InstanceState, Mutation, ResourceLimits};
 
 use super::agent::{ControlConnection, FromAgent};
 use super::clients::Clients;
 use super::create::Parts;
 use super::deadline::{DeadlineKeeper, Passed, now_boot_ms};
 use super::guard::Guard;
+use super::oom::OomWatch;
 use super::proto::{ShimError, ShimReply, ShimRequest, ShimStatus};
-use super::record_identity;
+use super::{chain, record_identity};
 use crate::cgroup::InstanceCgroups;
 use crate::layout::{InstanceDir, InstanceRecord};
+use crate::network::Uplink;
 use crate::wait::readable_within;
 
 /// Freezing is a matter of a millisecond; a task that cannot be stopped for this long is a finding.
-const FREEZE_WITHIN: Duration = Duration::from_secs(2);
+pub(super) const FREEZE_WITHIN: Duration = Duration::from_secs(2);
 
 /// When thawing failed, it is tried again after this.
 const RUN_AGAIN_EVERY: Duration = Duration::from_millis(200);
 
-/// Answers kept for repeated extensions. An operation is repeated by one driver at a time.
-const EXTENSIONS_KEPT: usize = 32;
+/// Refusing an address is a matter of a millisecond; nobody is answered meanwhile.
+const FOLLOW_WITHIN: Duration = Duration::from_secs(1);
+
+/// Messages of the agent that are heard before others are looked at: whoever got hold of it could say more for ever.
+const MESSAGES_AT_ONCE_MAX: usize = 16;
+
+/// Answers kept for repeated extensions, and as many for changed limits. An operation is repeated by one driver at a time.
+pub(super) const EXTENSIONS_KEPT: usize = 32;
 
 /// The container's first process, the agent: held, not guessed (J6).
 pub(super) struct Init {
@@ -90,10 +98,14 @@ pub(super) struct Shim {
     deadline: DeadlineKeeper,
     token: FencingToken,
     /// A user wants it frozen; a client that copies its files may hold it besides.
-    frozen: bool,
+    pub(super) frozen: bool,
     stopped_since_boot_ms: Option<u64>,
     extensions: Vec<(OperationId, Deadline)>,
+    pub(super) limit_changes: Vec<(OperationId, ResourceLimits)>,
+    oom: OomWatch,
     writable: PathBuf,
+    /// The way out, if there is one.
+    pub(super) uplink: Option<Uplink>,
 }
 
 /// What the loop does next.
@@ -112,7 +124,7 @@ impl Shim {
         lock: File,
         parts: Parts,
     ) -> Self {
-        let Parts { listener, init, control, deadline, clients, oom_kills, writable } = parts;
+        let Parts { listener, init, control, deadline, clients, oom_kills, writable, uplink } = parts;
         let token = record.token;
         Self {
             dir,
@@ -130,7 +142,10 @@ impl Shim {
             frozen: false,
             stopped_since_boot_ms: None,
             extensions: Vec::new(),
+            limit_changes: Vec::new(),
+            oom: OomWatch::default(),
             writable,
+            uplink,
         }
     }
 
@@ -156,6 +171,9 @@ impl Shim {
             // It should run and does not.
             wake_after = Some(RUN_AGAIN_EVERY);
         }
+        if self.control.has_pending() {
+            wake_after = Some(Duration::ZERO);
+        }
         let mut fds = vec![
             PollFd::new(self.deadline.timer(), PollFlags::IN),
             PollFd::new(&self.init.pidfd, PollFlags::IN),
@@ -163,6 +181,10 @@ impl Shim {
             PollFd::new(&self.listener, PollFlags::IN),
             PollFd::new(self.guard.pidfd(), PollFlags::IN),
         ];
+        if let Some(uplink) = &self.uplink {
+            fds.push(PollFd::new(uplink.pidfd(), PollFlags::IN));
+            fds.push(PollFd::from_borrowed_fd(uplink.addresses(), PollFlags::IN));
+        }
         let fixed = fds.len();
         fds.extend(self.clients.streams().map(|stream| PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::IN)));
         match poll(&mut fds, wake_after.map(timespec).as_ref()) {
@@ -179,17 +201,26 @@ impl Shim {
         if ready[1] {
             return Ok(Next::End(self.cause_of_agent_end(), None));
         }
-        if ready[2] {
-            match self.control.receive() {
-                FromAgent::Nothing => {}
-                FromAgent::Message(AgentMessage::Unverifiable { what }) => {
-                    return Ok(Next::End(EndCause::Unverifiable { what }, None));
+        if ready[2] || self.control.has_pending() {
+            for _ in 0..MESSAGES_AT_ONCE_MAX {
+                match self.control.receive() {
+                    FromAgent::Nothing => break,
+                    FromAgent::Message(AgentMessage::Unverifiable { what }) => {
+                        return Ok(Next::End(EndCause::Unverifiable { what }, None));
+                    }
+                    FromAgent::Message(AgentMessage::OomKilled { execution, pid }) => {
+                        self.count_oom_kills();
+                        self.oom.told(execution, pid);
+                    }
+                    FromAgent::Lost => return Ok(Next::End(self.cause_of_agent_end(), None)),
                 }
-                FromAgent::Lost => return Ok(Next::End(self.cause_of_agent_end(), None)),
             }
         }
         if ready[4] {
             self.replace_guard()?;
+        }
+        if fixed > 5 {
+            self.tend_uplink(ready[5], ready[6]);
         }
         for index in (fixed..ready.len()).filter(|&index| ready[index]) {
             if let Next::End(cause, asked_by) = self.handle_client(index - fixed) {
@@ -199,7 +230,7 @@ impl Shim {
         self.clients.prune();
         self.run_unless_held();
         if ready[3] {
-            self.clients.accept(&self.listener);
+            self.clients.accept_for_gone(&self.listener);
         }
         Ok(Next::Go)
     }
@@ -209,6 +240,21 @@ impl Shim {
         let new = Guard::start(&self.cgroups, &self.dir, &self.lock)?;
         std::mem::replace(&mut self.guard, new).dismiss();
         record_identity(&self.dir, &self.guard)
+    }
+
+    /// The sandbox goes on without a way out when that is lost, or cannot be kept from leading to the machine (S2).
+    fn tend_uplink(&mut self, is_gone: bool, addresses_changed: bool) {
+        let Some(uplink) = &mut self.uplink else { return };
+        if is_gone {
+            eprintln!("the network is lost: pasta or its keeper ended; connections fail from now on");
+            self.uplink = None;
+        } else if addresses_changed && let Err(error) = uplink.follow_addresses(Instant::now() + FOLLOW_WITHIN) {
+            eprintln!(
+                "the network is given up, because new addresses of the machine are not refused: {}",
+                chain(&error)
+            );
+            self.uplink = None;
+        }
     }
 
     fn handle_client(&mut self, index: usize) -> Next {
@@ -257,9 +303,12 @@ impl Shim {
         }
         match request {
             ShimRequest::Status | ShimRequest::Wait | ShimRequest::Release => {
-                Ok(Handled::Answer(ShimReply::Status(self.status())))
+                Ok(Handled::Answer(ShimReply::Status(Box::new(self.status()))))
             }
             ShimRequest::Extend { mutation, change } => self.extend(mutation.operation, change),
+            ShimRequest::SetLimits { mutation, change, layer_bytes } => {
+                self.set_limits(mutation.operation, &change, layer_bytes)
+            }
             ShimRequest::Freeze { .. } => self.freeze(),
             ShimRequest::Thaw { .. } => self.thaw(),
             ShimRequest::Destroy { .. } => Ok(Handled::Destroy),
@@ -292,18 +341,27 @@ impl Shim {
         }
     }
 
-    fn status(&self) -> ShimStatus {
+    fn status(&mut self) -> ShimStatus {
         let frozen = self.frozen;
         self.status_as(if frozen { InstanceState::Frozen } else { InstanceState::Running })
     }
 
-    pub(super) fn status_as(&self, state: InstanceState) -> ShimStatus {
+    pub(super) fn status_as(&mut self, state: InstanceState) -> ShimStatus {
+        let mut usage = self.cgroups.usage();
+        self.oom.counted(usage.oom_kills.unwrap_or(0), &self.record.cgroup());
+        usage.oom_last = self.oom.last();
         ShimStatus {
             instance: self.record.instance.clone(),
             state,
             deadline: self.deadline.current(),
-            usage: self.cgroups.usage(),
+            usage,
+            limits: Some(self.record.spec.limits.clone()),
+            stopped: Some(self.stopped_since_boot_ms.is_some()),
         }
+    }
+
+    fn count_oom_kills(&mut self) {
+        self.oom.counted(self.oom_kills(), &self.record.cgroup());
     }
 
     fn extend(&mut self, operation: OperationId, change: DeadlineChange) -> Result<Handled, ShimError> {
@@ -386,7 +444,7 @@ impl Shim {
 }
 
 /// What came of a request.
-enum Handled {
+pub(super) enum Handled {
     Answer(ShimReply),
     Held(Duration),
     Save,

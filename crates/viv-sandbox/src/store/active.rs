@@ -9,7 +9,7 @@ use viv_provider::{DiskUsage, InstanceRef};
 
 use super::Store;
 use super::disk::{self, MountedDisk};
-use super::driver::Driver;
+use super::driver::{Driver, PlainLimits};
 use super::layer::{LayerForm, LayerId, LayerMeta, PARTS, WORK};
 use super::plan::MadeOf;
 use crate::rootfs::Writable;
@@ -33,8 +33,9 @@ impl Store {
     /// In which form a new writable layer will be.
     pub(crate) fn form_for(&self, limit_bytes: Option<u64>) -> LayerForm {
         match (&self.driver, limit_bytes) {
-            (Driver::Plain { .. }, Some(_)) => LayerForm::Disk,
-            (Driver::Plain { .. }, None) | (Driver::Btrfs { .. }, _) => LayerForm::Folder,
+            (Driver::Plain { limits: Ok(PlainLimits::Projects) } | Driver::Btrfs { .. }, _)
+            | (Driver::Plain { .. }, None) => LayerForm::Folder,
+            (Driver::Plain { limits: Ok(PlainLimits::Disks) | Err(_) }, Some(_)) => LayerForm::Disk,
         }
     }
 
@@ -68,7 +69,7 @@ impl Store {
         if saved > limit_bytes.saturating_add(disk::BYTES_MIN) {
             return Err(too_full(saved, limit_bytes));
         }
-        Ok(limit_bytes.saturating_sub(saved))
+        Ok(limit_bytes.saturating_sub(saved).max(disk::BYTES_MIN.min(limit_bytes)))
     }
 
     /// Makes a writable layer. `of` is what will be below it.
@@ -80,11 +81,12 @@ impl Store {
         limit_bytes: Option<u64>,
     ) -> io::Result<()> {
         let folder = self.active_folder(instance);
+        let make = || if limit_bytes.is_some() { self.driver.make_limited(&folder) } else { self.driver.make(&folder) };
         match (self.form_for(limit_bytes), start) {
-            (LayerForm::Folder, Start::Empty) => self.driver.make(&folder)?,
+            (LayerForm::Folder, Start::Empty) => make()?,
             (LayerForm::Folder, Start::Layer(layer)) => self.driver.snapshot(&self.sealed_folder(layer), &folder)?,
             (LayerForm::Folder, Start::Living(source)) if self.driver.copies_live() => {
-                self.driver.make(&folder)?;
+                make()?;
                 viv_layer::copy(&source.join(PARTS), &folder.join(PARTS))?;
             }
             (LayerForm::Folder, Start::Living(source)) => self.driver.snapshot(source, &folder)?,
@@ -92,13 +94,10 @@ impl Store {
         }
         // What it was cloned from may have been mounted, and limited. Its own limit is set when it is mounted.
         viv_layer::remove(&folder.join(WORK))?;
-        self.driver.limit(&folder, None)?;
-        match (limit_bytes, self.driver.counted(&folder)) {
-            (Some(limit), Some(counted)) if counted.referenced_bytes > limit.saturating_add(disk::BYTES_MIN) => {
-                Err(too_full(counted.referenced_bytes, limit))
-            }
-            _ => Ok(()),
-        }
+        self.driver.unlimit(&folder)?;
+        let (Some(limit), Some(counted)) = (limit_bytes, self.driver.counted(&folder)) else { return Ok(()) };
+        let (used, left) = (counted.referenced_bytes, self.left_of_limit(of, limit)?);
+        if used > left.saturating_add(disk::BYTES_MIN) { Err(too_full(used, left)) } else { Ok(()) }
     }
 
     fn make_disk(&self, folder: &Path, start: &Start<'_>, of: &MadeOf, limit_bytes: Option<u64>) -> io::Result<()> {
@@ -124,9 +123,11 @@ impl Store {
             Writable::Disk(file) => usage.own_bytes = fs::metadata(file)?.blocks() * 512,
             Writable::Folder(folder) => match self.driver.counted(folder) {
                 Some(counted) => {
-                    // What is not written out is not counted yet.
-                    self.sync()?;
-                    let counted = self.driver.counted(folder).unwrap_or(counted);
+                    let mut counted = counted;
+                    if self.driver.counts_late() {
+                        self.sync()?;
+                        counted = self.driver.counted(folder).unwrap_or(counted);
+                    }
                     usage.own_bytes = counted.exclusive_bytes;
                     usage.shared_bytes = counted.referenced_bytes.saturating_sub(counted.exclusive_bytes);
                 }

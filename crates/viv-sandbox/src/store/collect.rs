@@ -12,6 +12,7 @@ use super::Store;
 use super::layer::{LayerId, LayerMeta};
 use super::snapshot::{SnapshotFile, SnapshotRecord};
 use crate::durable;
+use crate::layout::Made;
 
 /// Everything that refers to layers.
 #[derive(Debug, Default)]
@@ -101,6 +102,27 @@ impl Store {
         let mut found = References::default();
         self.read_instances(&mut found, &Err)?;
         Ok(found.of(layer))
+    }
+
+    /// Whether others surely hold all layers that an instance refers to. This looks at a few records, however many
+    /// there are: at the snapshot that it was made from, at the one that its own layer was sealed for, and at images.
+    pub(crate) fn are_held(&self, made: &Made, sealed: Option<&LayerMeta>) -> io::Result<bool> {
+        let sealed = sealed.map(|meta| &meta.id);
+        let mut held = BTreeSet::new();
+        for id in made.parent.iter().cloned().chain(sealed.and_then(LayerId::snapshot)) {
+            if let Some(SnapshotFile::Kept(record)) = self.read_snapshot(&id)? {
+                held.extend(record.of.layers().cloned());
+            }
+        }
+        let are_all_in = |held: &BTreeSet<_>| made.of.layers().chain(sealed).all(|layer| held.contains(layer));
+        if are_all_in(&held) {
+            return Ok(true);
+        }
+        // Images are few.
+        for (_, record) in self.images()? {
+            held.extend(record.and_then(|record| record.layer_ids())?);
+        }
+        Ok(are_all_in(&held))
     }
 
     fn read_references(

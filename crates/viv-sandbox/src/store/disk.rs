@@ -11,6 +11,7 @@ use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen,
 };
 
+use crate::ordinary::Standing;
 use crate::sys::loopback::LoopDevice;
 
 /// Makes filesystems; every Debian has it.
@@ -18,6 +19,9 @@ const MKFS: &str = "mkfs.ext4";
 
 /// Smaller ones have no room for their own book-keeping.
 pub(crate) const BYTES_MIN: u64 = 8 << 20;
+
+/// More inodes than usual: sandboxes hold many small files.
+pub(crate) const BYTES_PER_INODE: u64 = 8192;
 
 /// How long the last one to have a disk may take to be gone.
 const ALONE_WITHIN: Duration = Duration::from_secs(10);
@@ -28,8 +32,8 @@ pub(crate) const FILE: &str = "disk.img";
 
 /// Why there can be none on this machine.
 pub(crate) fn why_not() -> Option<String> {
-    if !rustix::process::geteuid().is_root() {
-        return Some("a filesystem for each sandbox takes root".to_owned());
+    if !Standing::of_this_process().is_ok_and(|standing| standing == Standing::Root) {
+        return Some("a filesystem for each sandbox takes root of the machine".to_owned());
     }
     if !Path::new("/dev/loop-control").exists() {
         return Some("there are no loop devices (/dev/loop-control)".to_owned());
@@ -45,7 +49,7 @@ pub(crate) fn why_not() -> Option<String> {
 pub(crate) fn make(file: &Path, bytes: u64) -> io::Result<()> {
     File::create_new(file)?.set_len(bytes)?;
     let output = Command::new(MKFS)
-        // No space that only root may use, and more inodes than usual: sandboxes hold many small files.
+        // No space that only root may use.
         .args([
             "-q",
             "-F",
@@ -54,7 +58,7 @@ pub(crate) fn make(file: &Path, bytes: u64) -> io::Result<()> {
             "-b",
             "4096",
             "-i",
-            "8192",
+            &BYTES_PER_INODE.to_string(),
             "-E",
             "lazy_itable_init=1,lazy_journal_init=1,nodiscard",
         ])

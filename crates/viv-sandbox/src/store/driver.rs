@@ -3,7 +3,7 @@
 //! | | new layer | clone for a fork or restore | live snapshot | disk limit |
 //! |---|---|---|---|---|
 //! | `btrfs` | subvolume | snapshot, constant time | snapshot, constant time | quota group |
-//! | `plain` | folder | reflink or copy; restores mount and do not copy | freeze, reflink or copy | a sparse filesystem each |
+//! | `plain` | folder | reflink or copy; restores mount and do not copy | freeze, reflink or copy | project quota, or a sparse filesystem each |
 
 use std::ffi::CString;
 use std::fs::{self, DirBuilder, File};
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::disk;
+use super::{disk, project};
 use crate::sys::btrfs;
 
 /// Which driver, as configured or found.
@@ -36,6 +36,28 @@ impl std::fmt::Display for DriverKind {
     }
 }
 
+/// How the disk of a sandbox is limited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LimitedBy {
+    /// A quota group of btrfs.
+    QuotaGroup,
+    /// A project of its own, on a filesystem that counts those.
+    ProjectQuota,
+    /// A filesystem of its own, in a sparse file.
+    OwnFilesystem,
+}
+
+impl std::fmt::Display for LimitedBy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::QuotaGroup => "quota groups",
+            Self::ProjectQuota => "project quota",
+            Self::OwnFilesystem => "a filesystem for each sandbox",
+        })
+    }
+}
+
 /// A driver at work on one folder.
 #[derive(Debug, Clone)]
 pub(crate) enum Driver {
@@ -44,12 +66,21 @@ pub(crate) enum Driver {
         quota: Option<PathBuf>,
     },
     Plain {
-        /// Why there can be no filesystem of its own for a sandbox.
-        no_disks: Option<String>,
+        /// How writable layers are limited, or why they cannot be.
+        limits: Result<PlainLimits, String>,
     },
 }
 
-/// What a subvolume refers to, and what of that is its alone.
+/// How `plain` limits writable layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PlainLimits {
+    /// Each is a folder with a project.
+    Projects,
+    /// Each is a filesystem in a file.
+    Disks,
+}
+
+/// What a layer refers to, and what of that is its alone.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Counted {
     pub(crate) referenced_bytes: u64,
@@ -72,7 +103,12 @@ impl Driver {
                 let on = fs::read_to_string(quota.join("enabled")).is_ok_and(|text| text.trim() == "1");
                 Ok(Self::Btrfs { quota: on.then_some(quota) })
             }
-            DriverKind::Plain => Ok(Self::Plain { no_disks: disk::why_not() }),
+            DriverKind::Plain => {
+                if project::are_usable(layers)? {
+                    return Ok(Self::Plain { limits: Ok(PlainLimits::Projects) });
+                }
+                Ok(Self::Plain { limits: disk::why_not().map_or(Ok(PlainLimits::Disks), Err) })
+            }
         }
     }
 
@@ -88,15 +124,28 @@ impl Driver {
         matches!(self, Self::Plain { .. })
     }
 
-    /// Why a sandbox's disk cannot be limited.
-    pub(crate) fn why_no_limit(&self) -> Option<String> {
+    /// How a sandbox's disk is limited, or why it cannot be.
+    pub(crate) fn limited_by(&self) -> Result<LimitedBy, String> {
         match self {
-            Self::Btrfs { quota: Some(_) } => None,
+            Self::Btrfs { quota: Some(_) } => Ok(LimitedBy::QuotaGroup),
             Self::Btrfs { quota: None } => {
-                Some("quota groups are off on this btrfs (turn them on with `btrfs quota enable`)".to_owned())
+                Err("quota groups are off on this btrfs (turn them on with `btrfs quota enable`)".to_owned())
             }
-            Self::Plain { no_disks } => no_disks.clone(),
+            Self::Plain { limits: Ok(PlainLimits::Projects) } => Ok(LimitedBy::ProjectQuota),
+            Self::Plain { limits: Ok(PlainLimits::Disks) } => Ok(LimitedBy::OwnFilesystem),
+            Self::Plain { limits: Err(why) } => Err(why.clone()),
         }
+    }
+
+    /// Whether folders of writable layers can have a project.
+    fn has_projects(&self) -> bool {
+        matches!(self, Self::Plain { limits: Ok(PlainLimits::Projects) })
+    }
+
+    /// The same for a writable layer that will be limited.
+    pub(crate) fn make_limited(&self, folder: &Path) -> io::Result<()> {
+        self.make(folder)?;
+        if self.has_projects() { project::begin(folder) } else { Ok(()) }
     }
 
     /// An empty folder for one layer.
@@ -123,21 +172,30 @@ impl Driver {
         match self {
             Self::Btrfs { .. } => btrfs::set_read_only(File::open(folder)?),
             // Nobody does: it is only ever mounted read-only from now on.
-            Self::Plain { .. } => Ok(()),
+            Self::Plain { .. } => self.unlimit(folder),
         }
     }
 
-    /// Limits what a writable folder may refer to, or takes a limit away.
-    pub(crate) fn limit(&self, folder: &Path, bytes: Option<u64>) -> io::Result<()> {
-        match (self, bytes) {
-            (Self::Btrfs { quota: Some(_) }, bytes) => btrfs::limit_referenced(File::open(folder)?, bytes),
-            (Self::Btrfs { quota: None } | Self::Plain { .. }, None) => Ok(()),
-            (Self::Btrfs { quota: None } | Self::Plain { .. }, Some(_)) => Err(io::ErrorKind::Unsupported.into()),
+    /// Takes away the limit of a folder, if it has one.
+    pub(crate) fn unlimit(&self, folder: &Path) -> io::Result<()> {
+        match self {
+            Self::Btrfs { quota: Some(_) } => btrfs::limit_referenced(File::open(folder)?, None),
+            Self::Plain { .. } if self.has_projects() => project::limit(folder, None),
+            Self::Btrfs { quota: None } | Self::Plain { .. } => Ok(()),
         }
+    }
+
+    /// Whether what is not written out is not counted yet.
+    pub(crate) fn counts_late(&self) -> bool {
+        matches!(self, Self::Btrfs { .. })
     }
 
     /// What the filesystem itself counts for a folder.
     pub(crate) fn counted(&self, folder: &Path) -> Option<Counted> {
+        if self.has_projects() {
+            let bytes = project::counted_bytes(folder)?;
+            return Some(Counted { referenced_bytes: bytes, exclusive_bytes: bytes });
+        }
         let Self::Btrfs { quota: Some(quota) } = self else { return None };
         let number = btrfs::subvolume_number(File::open(folder).ok()?).ok()?;
         let group = quota.join(format!("0_{number}"));
@@ -171,6 +229,11 @@ impl Driver {
         if let Self::Btrfs { .. } = self {
             self.remove_subvolumes_in(folder)?;
         }
+        if self.has_projects() {
+            // The kernel forgets a project that has neither files nor a limit. One that cannot be forgotten is no reason
+            // to keep the files.
+            let _ = self.unlimit(folder);
+        }
         viv_layer::remove(folder)
     }
 
@@ -190,6 +253,16 @@ impl Driver {
             }
         }
         Ok(())
+    }
+}
+
+/// Limits what the folder of a writable layer may refer to, by whatever its filesystem has for that. For the shim, which
+/// knows no store.
+pub(crate) fn limit(folder: &Path, bytes: u64) -> io::Result<()> {
+    if is_btrfs(folder)? {
+        btrfs::limit_referenced(File::open(folder)?, Some(bytes))
+    } else {
+        project::limit(folder, Some(bytes))
     }
 }
 

@@ -15,11 +15,12 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize};
+use viv_core::SnapshotId;
 use viv_layer::{Digest, Survey};
 use viv_provider::Integrity;
 
-use super::Store;
 use super::disk::{self, MountedDisk};
+use super::{Store, unique};
 use crate::durable;
 use crate::lock::lock_file;
 
@@ -40,6 +41,16 @@ const PUT_WITHIN: Duration = Duration::from_secs(8);
 pub(crate) struct LayerId(String);
 
 impl LayerId {
+    /// A new one, for what a snapshot saves. Each attempt has its own.
+    pub(crate) fn for_snapshot(id: &SnapshotId) -> io::Result<Self> {
+        format!("{id}-{}", unique().replace('.', "-")).parse()
+    }
+
+    /// The snapshot that it was sealed for, if it was for one.
+    pub(crate) fn snapshot(&self) -> Option<SnapshotId> {
+        self.0.split_once('-')?.0.parse().ok()
+    }
+
     pub(crate) fn as_str(&self) -> &str {
         &self.0
     }

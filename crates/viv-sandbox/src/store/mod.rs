@@ -40,6 +40,7 @@ pub(crate) mod layer;
 pub(crate) mod oci;
 pub(crate) mod plan;
 pub(crate) mod pool;
+pub(crate) mod project;
 pub(crate) mod seal;
 pub(crate) mod snapshot;
 pub(crate) mod tidy;
@@ -54,10 +55,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use viv_layer::Marks;
 
 use crate::durable;
 use crate::layout::DataDir;
 use crate::lock::lock_file;
+use crate::ordinary::{Standing, why_one_id};
 use crate::trash;
 use driver::{Driver, DriverKind, is_btrfs};
 
@@ -89,6 +92,13 @@ struct Chosen {
     version: u32,
     driver: DriverKind,
     pool: bool,
+    /// Where overlays keep their marks: those of root are none to a user's, and the other way round.
+    #[serde(default)]
+    marks: Marks,
+    /// How many ids there are in the namespace that they were written in; `None` for all. With others their owners
+    /// would be others, too.
+    #[serde(default)]
+    ids: Option<u32>,
 }
 
 const VERSION: u32 = 1;
@@ -230,7 +240,11 @@ impl Store {
 }
 
 fn choose(data: &DataDir, config: StoreConfig) -> io::Result<Chosen> {
-    let file = data.store();
+    let (file, marks) = (data.store(), Marks::of_this_process());
+    let ids = match Standing::of_this_process()? {
+        Standing::Mapped { ids } => Some(ids),
+        Standing::Root | Standing::Ordinary => None,
+    };
     // Two who open a new folder at once choose the same.
     let _lock = if file.exists() { None } else { Some(lock_file(&data.store_gate(), true, CHOOSE_WITHIN)?) };
     if let Some(chosen) = durable::read_json::<Chosen>(&file)? {
@@ -245,17 +259,42 @@ fn choose(data: &DataDir, config: StoreConfig) -> io::Result<Chosen> {
             );
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
+        if chosen.marks != marks {
+            let whose = match chosen.marks {
+                Marks::Trusted => "root of a machine",
+                Marks::User => "an ordinary user",
+            };
+            let what = format!("its layers were written by {whose}, who alone can use them: use another data folder");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        }
+        if chosen.ids != ids {
+            let (before, now) = (count_of(chosen.ids), count_of(ids));
+            let why = why_one_id().map(|why| format!(" ({why})")).unwrap_or_default();
+            let what = format!(
+                "its layers were written with {before}, and there are {now} now{why}: their owners would not be the same"
+            );
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        }
         return Ok(chosen);
     }
-    let native = is_btrfs(&data.layers())?;
+    if marks == Marks::User && config.driver == Some(DriverKind::Btrfs) {
+        let what = "the btrfs driver takes root of the machine: use the plain one";
+        return Err(io::Error::new(io::ErrorKind::Unsupported, what));
+    }
+    // Subvolumes are an ordinary user's to make, not to limit, nor everywhere to remove.
+    let native = marks == Marks::Trusted && is_btrfs(&data.layers())?;
     let driver = config.driver.unwrap_or(if native { DriverKind::Btrfs } else { DriverKind::Plain });
-    let chosen = Chosen { version: VERSION, driver, pool: driver == DriverKind::Btrfs && !native };
+    let chosen = Chosen { version: VERSION, driver, pool: driver == DriverKind::Btrfs && !native, marks, ids };
     if chosen.pool {
         // A pool that cannot be made is not chosen.
         pool::mount(&data.pool(), config.pool_bytes, &data.layers())?;
     }
     durable::replace_json(&file, &chosen)?;
     Ok(chosen)
+}
+
+fn count_of(ids: Option<u32>) -> String {
+    ids.map_or_else(|| "all ids".to_owned(), |ids| format!("{ids} ids"))
 }
 
 /// A name that nobody else gives.

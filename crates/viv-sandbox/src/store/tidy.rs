@@ -1,7 +1,7 @@
 //! What can wait: hashing, shortening chains, collecting.
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::time::Duration;
 
@@ -53,9 +53,8 @@ impl Store {
         let mut done = Tidied::default();
         // First, because merging may need the room.
         let collected = done.note(|| "collecting".to_owned(), self.collect()).flatten();
-        // One at a time does what takes long; the others would do the same.
-        let busy = self.tmp().with_file_name("tidy.lock");
-        if let Ok(_alone) = lock_file(&busy, true, within) {
+        if let Some(_alone) = done.note(|| "waiting for somebody else who tidies".to_owned(), self.lock_tidying(within))
+        {
             self.merge_long_chains(&mut done);
             self.hash_pending(&mut done);
         }
@@ -68,6 +67,31 @@ impl Store {
             collected.into_iter().chain(more).reduce(Collected::plus)
         };
         done
+    }
+
+    /// Does what there is to do about one snapshot. True when its layers were to be merged, so that some may be left
+    /// over, whatever came of it.
+    pub(crate) fn tidy_snapshot(&self, id: &SnapshotId, within: Duration) -> io::Result<bool> {
+        let _alone = self.lock_tidying(within)?;
+        let Some(SnapshotFile::Kept(mut record)) = self.read_snapshot(id)? else { return Ok(false) };
+        let merged = (record.of.saved.len() >= MERGE_FROM).then(|| self.merge_layers(&record));
+        if merged.is_some()
+            && let Some(SnapshotFile::Kept(now)) = self.read_snapshot(id)?
+        {
+            record = now;
+        }
+        for layer in &record.of.saved {
+            if self.layer(layer)?.is_some_and(|meta| meta.integrity == Integrity::Pending) {
+                self.hash(layer)?;
+            }
+        }
+        // What cannot be merged now is tried again by whoever looks at everything, and before it is too deep.
+        Ok(merged.is_some())
+    }
+
+    /// One at a time does what takes long; others would do the same.
+    fn lock_tidying(&self, within: Duration) -> io::Result<File> {
+        lock_file(&self.tmp().with_file_name("tidy.lock"), true, within)
     }
 
     /// Removes what was fetched of images, in part or whole, and nobody went on with.
@@ -131,9 +155,9 @@ impl Store {
     }
 
     /// Sees to it that a snapshot does not stand on more layers than are ever mounted, nor holds more than its limit
-    /// only because of what was overwritten since.
-    pub(crate) fn bound_depth(&self, id: &SnapshotId, limit_bytes: Option<u64>) -> io::Result<()> {
-        let Some(SnapshotFile::Kept(record)) = self.read_snapshot(id)? else { return Ok(()) };
+    /// only because of what was overwritten since. True when layers were to be merged.
+    pub(crate) fn bound_depth(&self, id: &SnapshotId, limit_bytes: Option<u64>) -> io::Result<bool> {
+        let Some(SnapshotFile::Kept(record)) = self.read_snapshot(id)? else { return Ok(false) };
         let half_full = match limit_bytes {
             Some(limit) if record.of.saved.len() > 1 => self.saved_bytes(&record.of)? > limit / 2,
             Some(_) | None => false,
@@ -144,7 +168,7 @@ impl Store {
             // If there is no room to merge, what was asked for may fit all the same.
             let _ = self.merge_layers(&record);
         }
-        Ok(())
+        Ok(half_full || record.of.saved.len() > DEPTH_MAX)
     }
 
     /// Has a snapshot stand on one layer instead of many. Whoever uses the many keeps them; false when the snapshot

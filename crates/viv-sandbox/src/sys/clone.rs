@@ -23,12 +23,24 @@ pub(crate) enum Forked {
 /// Must be called from a process with one thread, so that the child may use
 /// everything; the shim and its helpers are such processes.
 pub(crate) fn fork(cgroup: Option<BorrowedFd<'_>>) -> io::Result<Forked> {
+    clone(0, cgroup)
+}
+
+/// Forks, with the child as the first process of a PID namespace: when it ends, the kernel ends all others in it.
+///
+/// The same holds for the caller as for [`fork`].
+pub(crate) fn fork_as_init() -> io::Result<Forked> {
+    clone(libc::CLONE_NEWPID as u64, None)
+}
+
+fn clone(flags: u64, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Forked> {
     debug_assert_eq!(threads(), 1, "a fork of one thread of many leaves locks behind");
     // SAFETY: clone_args is plain data, for which zero is valid everywhere.
     let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
     args.exit_signal = libc::SIGCHLD as u64;
+    args.flags = flags;
     if let Some(cgroup) = cgroup {
-        args.flags = INTO_CGROUP;
+        args.flags |= INTO_CGROUP;
         args.cgroup = cgroup.as_raw_fd() as u64;
     }
     // SAFETY: without CLONE_VM and a stack this is a fork: the child has its own

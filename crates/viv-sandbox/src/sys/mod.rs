@@ -6,5 +6,9 @@
 pub(crate) mod btrfs;
 pub(crate) mod clone;
 pub(crate) mod creds;
+pub(crate) mod descriptor;
 pub(crate) mod idmap;
+pub(crate) mod klog;
 pub(crate) mod loopback;
+pub(crate) mod namespace;
+pub(crate) mod quota;

@@ -12,6 +12,7 @@ use viv_image::{Credentials, Options, Reference, Registry};
 use viv_sandbox::{Destination, ExportSource, LocalProvider, StoreError};
 
 use crate::place::Place;
+use crate::settings::Global;
 use crate::text::{bytes, say};
 use progress::Shown;
 
@@ -26,14 +27,17 @@ pub(crate) struct Args {
     verb: Verb,
 }
 
+/// The same below `viv local`, where the place was named before.
+#[derive(clap::Args)]
+pub(crate) struct ByHand {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
 #[derive(Subcommand)]
 enum Verb {
     /// List images
-    Ls {
-        /// For programs: one JSON object a line
-        #[arg(long)]
-        json: bool,
-    },
+    Ls,
     /// Bring in a root filesystem (tar), an OCI archive or layout, or what `docker save` wrote
     Import {
         /// A file or folder; tars may be packed with gzip or zstd
@@ -86,12 +90,7 @@ enum Verb {
         force: bool,
     },
     /// Show all that is known about an image
-    Inspect {
-        name: String,
-        /// For programs: on one line
-        #[arg(long)]
-        json: bool,
-    },
+    Inspect { name: String },
     /// Take away what nothing refers to, hash what was not hashed yet, shorten chains of layers
     Gc,
     /// Look whether everything that was kept is there and whole
@@ -99,9 +98,6 @@ enum Verb {
         /// Read the content of every file too
         #[arg(long)]
         deep: bool,
-        /// For programs
-        #[arg(long)]
-        json: bool,
     },
 }
 
@@ -111,7 +107,7 @@ struct RegistryArgs {
     #[arg(long, value_name = "HOST")]
     plain_http: Vec<String>,
     /// A docker config.json with credentials
-    #[arg(long, value_name = "FILE", env = "VIV_REGISTRY_AUTH")]
+    #[arg(long, value_name = "FILE", env = "VIV_REGISTRY_AUTH", hide_env_values = true)]
     auth_file: Option<PathBuf>,
     /// Certificates to trust besides the machine's
     #[arg(long, value_name = "FILE")]
@@ -129,15 +125,21 @@ impl RegistryArgs {
     }
 }
 
-pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let provider = args.place.open()?;
-    run_verb(&provider, args.verb).map_err(with_hint)
+/// `viv image`: for the daemon of this machine, whether it runs or not.
+pub(crate) fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
+    let provider = args.place.open(global.daemons()?)?;
+    run_verb(&provider, args.verb, global.json).map_err(with_hint)
 }
 
-fn run_verb(provider: &LocalProvider, verb: Verb) -> anyhow::Result<ExitCode> {
+/// `viv local image`: for sandboxes made by hand.
+pub(crate) fn run_by_hand(provider: &LocalProvider, args: ByHand, json: bool) -> anyhow::Result<ExitCode> {
+    run_verb(provider, args.verb, json).map_err(with_hint_by_hand)
+}
+
+fn run_verb(provider: &LocalProvider, verb: Verb, json: bool) -> anyhow::Result<ExitCode> {
     let shown = Shown::default();
     match verb {
-        Verb::Ls { json } => list(provider, json),
+        Verb::Ls => list(provider, json),
         Verb::Import { path, name, which } => {
             let image = provider.import_image(&path, name.as_deref(), which.as_deref(), &|told| shown.tell(told))?;
             say(image.name)
@@ -167,7 +169,7 @@ fn run_verb(provider: &LocalProvider, verb: Verb) -> anyhow::Result<ExitCode> {
             tidy(provider);
             Ok(ExitCode::SUCCESS)
         }
-        Verb::Inspect { name, json } => {
+        Verb::Inspect { name } => {
             let record = provider.image_record(&name)?;
             say(if json { serde_json::to_string(&record)? } else { serde_json::to_string_pretty(&record)? })
         }
@@ -188,7 +190,7 @@ fn run_verb(provider: &LocalProvider, verb: Verb) -> anyhow::Result<ExitCode> {
                 done.merged
             ))
         }
-        Verb::Check { deep, json } => check(provider, deep, json),
+        Verb::Check { deep } => check(provider, deep, json),
     }
 }
 
@@ -251,9 +253,18 @@ fn check(provider: &LocalProvider, deep: bool, json: bool) -> anyhow::Result<Exi
 }
 
 /// What the library knows to say about an error is shown below it.
-pub(crate) fn with_hint(error: anyhow::Error) -> anyhow::Error {
+fn with_hint(error: anyhow::Error) -> anyhow::Error {
+    hinted(error, |hint| hint)
+}
+
+/// The same for sandboxes made by hand, whose images are listed and checked by other words.
+pub(crate) fn with_hint_by_hand(error: anyhow::Error) -> anyhow::Error {
+    hinted(error, |hint| hint.replace("`viv image ", "`viv local image "))
+}
+
+fn hinted(error: anyhow::Error, words: impl FnOnce(String) -> String) -> anyhow::Error {
     match error.downcast_ref::<StoreError>().and_then(StoreError::hint) {
-        Some(hint) => anyhow::anyhow!("{error:#}\nhint: {hint}"),
+        Some(hint) => anyhow::anyhow!("{error:#}\nhint: {}", words(hint)),
         None => error,
     }
 }

@@ -4,6 +4,7 @@
 //! daemon's feet. It takes part in no lease: its token is always the lowest, so
 //! a daemon that manages a sandbox keeps this out.
 
+pub(crate) mod limits;
 mod saved;
 mod verbs;
 
@@ -12,12 +13,14 @@ use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
-use clap::Subcommand;
+use clap::{Subcommand, ValueEnum};
 use viv_core::{ExecutionId, FencingToken, Generation, OperationId, OwnerMark, SandboxId, SnapshotId};
 use viv_provider::{Mutation, ProviderError};
 use viv_sandbox::LocalProvider;
 
 use crate::place::{OWNER, Place};
+use crate::settings::Global;
+use limits::LimitArgs;
 
 /// How long a verb waits for the provider.
 const BUDGET_MS: u64 = 30_000;
@@ -70,16 +73,20 @@ enum Verb {
         follow: bool,
     },
     /// List sandboxes
-    Ls {
-        /// For programs: one JSON object a line
-        #[arg(long)]
-        json: bool,
-    },
+    Ls,
+    /// Show a sandbox: its state, deadline, limits and use, and what it has to do without on this machine
+    Inspect { sandbox: SandboxId },
     /// Move a sandbox's hard deadline away
     Extend {
         sandbox: SandboxId,
         /// Seconds from now
         seconds: u64,
+    },
+    /// Change limits of a sandbox while it runs, and show those in force
+    Limit {
+        sandbox: SandboxId,
+        #[command(flatten)]
+        limits: LimitArgs,
     },
     /// End a sandbox and save its files, or save those of a running one
     Save {
@@ -89,11 +96,7 @@ enum Verb {
         live: bool,
     },
     /// List snapshots
-    Snapshots {
-        /// For programs: one JSON object a line
-        #[arg(long)]
-        json: bool,
-    },
+    Snapshots,
     /// Make a sandbox from a snapshot and say its name
     Restore {
         snapshot: SnapshotId,
@@ -123,12 +126,9 @@ enum Verb {
     /// Read a snapshot that was exported, and say its name
     Import { path: PathBuf },
     /// Show what a sandbox has on disk
-    Disk {
-        sandbox: SandboxId,
-        /// For programs
-        #[arg(long)]
-        json: bool,
-    },
+    Disk { sandbox: SandboxId },
+    /// What sandboxes made by hand are made of; the same as `viv image`, which is for the daemon's
+    Image(crate::image::ByHand),
     /// End sandboxes and remove every trace of them
     Rm {
         #[arg(required = true)]
@@ -144,30 +144,37 @@ struct NewArgs {
     /// `host` for this machine's own userland, an image's name, or a folder that holds a root filesystem
     #[arg(long)]
     image: Option<String>,
-    /// Limit of memory in MiB
-    #[arg(long)]
-    memory: Option<u64>,
-    /// Limit of disk in MiB, beyond the image
-    #[arg(long)]
-    disk: Option<u64>,
-    /// Limit of processes
-    #[arg(long)]
-    processes: Option<u64>,
-    /// Limit of processors, such as 0.5
-    #[arg(long)]
-    cpus: Option<f64>,
+    #[command(flatten)]
+    limits: LimitArgs,
+    /// Whom those inside may talk to
+    #[arg(long, value_enum, default_value_t = EgressArg::None)]
+    egress: EgressArg,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum EgressArg {
+    /// Nobody: there is only a loopback interface
+    None,
+    /// The internet; no private networks, and not this machine
+    All,
 }
 
 /// Runs a verb on an async runtime of its own.
-pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
+    let provider = args.place.open(global.by_hand()?)?;
+    let verb = match args.verb {
+        Verb::Image(image) => return crate::image::run_by_hand(&provider, image, global.json),
+        verb => verb,
+    };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let local = ByHand { provider: args.place.open()?, owner: OWNER.parse()? };
-    runtime.block_on(local.run(args.verb)).map_err(with_hint)
+    let local = ByHand { provider, owner: OWNER.parse()?, json: global.json };
+    runtime.block_on(local.run(verb)).map_err(with_hint)
 }
 
 struct ByHand {
     provider: LocalProvider,
     owner: OwnerMark,
+    json: bool,
 }
 
 impl ByHand {
@@ -198,8 +205,8 @@ fn with_hint(error: anyhow::Error) -> anyhow::Error {
     match error.downcast_ref::<ProviderError>() {
         Some(ProviderError::Invalid { hint, .. }) => anyhow::anyhow!("{error:#}\nhint: {hint}"),
         Some(ProviderError::NotFound { what }) if what.starts_with("image ") => {
-            anyhow::anyhow!("{error:#}\nhint: `viv image ls` lists images; a folder is named by its path")
+            anyhow::anyhow!("{error:#}\nhint: `viv local image ls` lists images; a folder is named by its path")
         }
-        Some(_) | None => crate::image::with_hint(error),
+        Some(_) | None => crate::image::with_hint_by_hand(error),
     }
 }

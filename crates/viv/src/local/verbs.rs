@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use viv_core::exec::{ExecSpec, ExecState, OutputEvent, Stream};
 use viv_core::{ExecutionId, Generation, SandboxId};
-use viv_provider::{DeadlineChange, Image, InstanceRef, InstanceSpec, PageRequest, Provider, ResourceLimits};
+use viv_provider::{DeadlineChange, Egress, Image, InstanceRef, InstanceSpec, PageRequest, Provider};
 
-use super::{ByHand, NewArgs, Verb, fresh_bytes, mutation};
+use super::{ByHand, EgressArg, NewArgs, Verb, fresh_bytes, mutation};
 use crate::text::say;
 
 impl ByHand {
@@ -29,22 +29,25 @@ impl ByHand {
                 let generation = self.generation(&sandbox).await?;
                 self.show(&InstanceRef { sandbox, generation }, &execution, offset, follow).await
             }
-            Verb::Ls { json } => self.list(json).await,
+            Verb::Ls => self.list(self.json).await,
             Verb::Extend { sandbox, seconds } => {
                 let mutation = mutation(self.generation(&sandbox).await?);
                 let change = DeadlineChange::AtLeastMs(seconds.saturating_mul(1000));
                 let deadline = self.provider.extend(&mutation, &sandbox, change).await?;
                 say(format_args!("ends in {} s", deadline.remaining_ms / 1000))
             }
+            Verb::Inspect { sandbox } => self.inspect(sandbox, self.json).await,
+            Verb::Limit { sandbox, limits } => self.limit(sandbox, limits, self.json).await,
             Verb::Save { sandbox, live } => self.save(sandbox, live).await,
-            Verb::Snapshots { json } => self.list_snapshots(json).await,
+            Verb::Snapshots => self.list_snapshots(self.json).await,
             Verb::Restore { snapshot, new } => self.restore(&snapshot, new).await,
             Verb::Fork { sandbox, new } => self.fork(sandbox, new).await,
             Verb::Rollback { sandbox, snapshot, new } => self.rollback(&sandbox, &snapshot, new).await,
             Verb::Drop { snapshots } => self.drop_snapshots(snapshots).await,
             Verb::Export { snapshot, path } => self.export(&snapshot, &path),
             Verb::Import { path } => self.import(&path),
-            Verb::Disk { sandbox, json } => self.disk(sandbox, json).await,
+            Verb::Disk { sandbox } => self.disk(sandbox, self.json).await,
+            Verb::Image(_) => unreachable!("needs no runtime, and was done before"),
             Verb::Rm { sandboxes } => {
                 for sandbox in sandboxes {
                     let generation = self.generation(&sandbox).await?;
@@ -177,11 +180,10 @@ pub(super) fn spec(new: NewArgs) -> InstanceSpec {
         }
         Some(name) => Image::Named { name },
     };
-    spec.limits = ResourceLimits {
-        cpu_millis: new.cpus.map(|cpus| (cpus * 1000.0) as u64),
-        memory_bytes: new.memory.map(|mib| mib << 20),
-        processes: new.processes,
-        disk_bytes: new.disk.map(|mib| mib << 20),
+    spec.limits = new.limits.into();
+    spec.network.egress = match new.egress {
+        EgressArg::None => Egress::None,
+        EgressArg::All => Egress::All,
     };
     spec
 }
@@ -196,7 +198,7 @@ fn ended(state: &ExecState) -> ExitCode {
         ExecState::Failed { what } => (127, Some(what.clone())),
         ExecState::Cancelled => (143, Some("it was cancelled".to_owned())),
         ExecState::TimedOut => (124, Some("its time limit passed".to_owned())),
-        ExecState::Lost { cause } => (super::super::FAILED, Some(format!("the sandbox ended: {cause}"))),
+        ExecState::Lost { cause } => (crate::fail::NOT_THE_COMMAND, Some(format!("the sandbox ended: {cause}"))),
     };
     if let Some(why) = why {
         eprintln!("viv: {why}");

@@ -67,7 +67,7 @@ pub fn refused(command: &mut Command) -> String {
 
 impl Ground {
     pub fn image(&self, verb: &str) -> Command {
-        let mut command = self.verb("image");
+        let mut command = self.viv_image();
         command.arg(verb);
         command
     }

@@ -1,6 +1,11 @@
 //! Ground for tests on the real binary: a data folder, an owner and a cgroup of their own each.
 #![allow(dead_code, unreachable_pub, reason = "every test binary uses a part of this")]
 
+pub mod daemon;
+pub mod disk;
+pub mod restart;
+pub mod user;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,6 +23,11 @@ use viv_sandbox::{DriverKind, LocalConfig, LocalProvider, Runtime, StoreConfig};
 
 /// The binary under test.
 pub const VIV: &str = env!("CARGO_BIN_EXE_viv");
+
+/// The same where this test was started as an ordinary user, who may not come near the other.
+pub fn viv_binary() -> PathBuf {
+    std::env::var_os("VIV_TEST_BINARY").map_or_else(|| VIV.into(), PathBuf::from)
+}
 
 /// How long anything that should happen soon may take on a loaded machine.
 pub const SOON: Duration = Duration::from_secs(20);
@@ -75,12 +85,12 @@ impl Ground {
     }
 
     pub fn at(place: &Path, change: impl FnOnce(&mut LocalConfig)) -> Self {
-        assert!(rustix::process::geteuid().is_root(), "these tests make real sandboxes, which takes root for now");
+        pass_over_unless_root();
         let folder = tempfile::Builder::new().prefix("viv-test-").tempdir_in(place).unwrap();
         let name = hex(&fresh_bytes()[8..]);
         let cgroup_prefix = format!("viv-test-{name}");
-        let data = folder.path().join("data");
-        let mut config = LocalConfig::new(data.clone(), VIV.into());
+        let data = folder.path().join("local");
+        let mut config = LocalConfig::new(data.clone(), viv_binary());
         config.cgroup_prefix.clone_from(&cgroup_prefix);
         change(&mut config);
         let provider = LocalProvider::open(config).unwrap();
@@ -90,7 +100,7 @@ impl Ground {
 
     /// Another provider on the same ground, as a daemon that starts again has it.
     pub fn reopen(&self) -> LocalProvider {
-        let mut config = LocalConfig::new(self.data.clone(), VIV.into());
+        let mut config = LocalConfig::new(self.data.clone(), viv_binary());
         config.cgroup_prefix.clone_from(&self.cgroup_prefix);
         LocalProvider::open(config).unwrap()
     }
@@ -114,15 +124,20 @@ impl Ground {
 
     /// The same with another verb than `local`.
     pub fn verb(&self, verb: &str) -> Command {
-        let mut command = Command::new(VIV);
-        command.arg(verb).env("VIV_DATA_DIR", &self.data).env("VIV_CGROUP_PREFIX", &self.cgroup_prefix);
+        let mut command = Command::new(viv_binary());
+        command.arg(verb).env("VIV_DATA", self.folder()).env("VIV_CGROUP_PREFIX", &self.cgroup_prefix);
         command
     }
 
-    /// The same for `viv image`.
+    /// The data folder of `viv`, in which the provider has its own.
+    pub fn folder(&self) -> &Path {
+        self.data.parent().unwrap()
+    }
+
+    /// The same for `viv local image`.
     pub fn viv_image(&self) -> Command {
-        let mut command = Command::new(VIV);
-        command.arg("image").env("VIV_DATA_DIR", &self.data).env("VIV_CGROUP_PREFIX", &self.cgroup_prefix);
+        let mut command = Command::new(viv_binary());
+        command.args(["local", "image"]).env("VIV_DATA", self.folder()).env("VIV_CGROUP_PREFIX", &self.cgroup_prefix);
         command
     }
 
@@ -171,6 +186,18 @@ impl Ground {
     }
 }
 
+/// What is shown for root is shown for ordinary users by `ordinary_user`, which needs nobody's help.
+fn pass_over_unless_root() {
+    if rustix::process::geteuid().is_root() {
+        return;
+    }
+    let why = "this test makes sandboxes as root";
+    // There each test is a process of its own.
+    assert!(std::env::var_os("NEXTEST").is_some(), "{why}: `cargo nextest run` passes over it");
+    eprintln!("passed over: {why}");
+    std::process::exit(0);
+}
+
 impl Ground {
     /// Runs a shell script to its end in any instance, with any token: all output, and how it ended.
     pub async fn run(&self, instance: &InstanceRef, token: u64, script: &str) -> (String, ExecStatus) {
@@ -216,6 +243,12 @@ impl Drop for Ground {
         // The pool goes with the ground; whoever still uses it, in a namespace of his own, keeps it until he is done.
         let _ = rustix::mount::unmount(self.data.join("layers"), rustix::mount::UnmountFlags::DETACH);
         if std::thread::panicking() {
+            // Where there are thousands, one by one is too slow: more come than are killed.
+            for cgroup in self.cgroups() {
+                for below in fs::read_dir(&cgroup).into_iter().flatten().flatten() {
+                    let _ = fs::write(below.path().join("cgroup.kill"), "1");
+                }
+            }
             for pid in self.processes() {
                 kill(pid, rustix::process::Signal::KILL);
             }

@@ -35,14 +35,26 @@ pub enum Capability {
     Ports,
     /// Push the end of an instance instead of being asked.
     EndPushed,
-    /// Limit the use of processors.
+    /// Limit the use of processors, and weigh it.
     LimitCpu,
+    /// Let it go beyond that for a moment.
+    LimitCpuBurst,
     /// Limit the use of memory.
     LimitMemory,
     /// Limit the number of processes.
     LimitProcesses,
     /// Limit the use of disk.
     LimitDisk,
+    /// Reach the internet from inside, and nothing nearer.
+    EgressAll,
+    /// Limit how fast disks are read.
+    LimitIoRead,
+    /// Limit how fast disks are written.
+    LimitIoWrite,
+    /// Limit the number of open files of a process.
+    LimitOpenFiles,
+    /// Change the limits of what runs.
+    LimitsLive,
     /// Report live figures, and what is on disk.
     Usage,
     /// Prove by a kernel object, not by looking around, that a process tree is gone.
@@ -63,6 +75,25 @@ impl Capabilities {
     pub fn can(&self, capability: Capability) -> bool {
         self.has.contains(&capability)
     }
+
+    /// What an instance is without here, and why: what keeps it in bounds, and what ends it for certain. Whoever looks
+    /// at an instance is told, since nothing else would show it.
+    pub fn lacks(&self) -> BTreeMap<Capability, String> {
+        let lacking = Self::BOUNDS.into_iter().filter(|&bound| !self.can(bound));
+        let why =
+            |bound| self.missing.get(&bound).cloned().unwrap_or_else(|| "this provider does not offer it".to_owned());
+        lacking.map(|bound| (bound, why(bound))).collect()
+    }
+
+    /// Those whose absence nobody notices until it hurts.
+    const BOUNDS: [Capability; 6] = [
+        Capability::HardDeadline,
+        Capability::LimitCpu,
+        Capability::LimitMemory,
+        Capability::LimitProcesses,
+        Capability::LimitDisk,
+        Capability::ProvenKill,
+    ];
 
     /// Declares one more.
     #[must_use]

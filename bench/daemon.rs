@@ -1,0 +1,201 @@
+//! What the daemon costs when nothing happens, with 100,000 sandboxes in the record and 100 that live, how fast it
+//! answers then, and how long it takes to be back after a `kill -9`.
+//!
+//! `VIV_BENCH_RECORDS` and `VIV_BENCH_LIVE` change the numbers.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use viv_api::client::{Client, Location};
+use viv_api::query::ListSandboxes;
+use viv_api::sandbox::CreateSandbox;
+use viv_core::lifecycle::{Actor, Moment, NewSandbox, Phase, Sandbox, Timings};
+use viv_core::spec::{Policy, Project, SandboxSpec};
+use viv_core::{FencingToken, SandboxId};
+use viv_store::{Change, NewLine, Owner, SqliteStore, Store};
+
+mod common;
+
+use common::{fresh, median};
+
+/// How long nothing happens.
+const IDLE: Duration = Duration::from_secs(30);
+
+/// Repetitions of each timed read.
+const ROUNDS: usize = 50;
+
+/// The kernel counts processor time in hundredths of a second, on every machine that we know.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+fn main() {
+    let number =
+        |name: &str, otherwise| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise);
+    let (records, live) = (number("VIV_BENCH_RECORDS", 100_000), number("VIV_BENCH_LIVE", 100));
+    let folder = tempfile::Builder::new().prefix("viv-bench-").tempdir().unwrap();
+    let began = Instant::now();
+    fill(&folder.path().join("viv.db"), records);
+    println!("{records} records written in {:.1} s", began.elapsed().as_secs_f64());
+
+    let began = Instant::now();
+    let mut daemon = serve(folder.path());
+    println!("first start, ready after            {:>8.1} ms", ms(began.elapsed()));
+    let client = client_of(folder.path());
+    let began = Instant::now();
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                while next.fetch_add(1, Ordering::Relaxed) < live {
+                    client.create(&CreateSandbox::default(), None).unwrap();
+                }
+            });
+        }
+    });
+    println!("{live} sandboxes ready in {:.1} s, 8 at a time", began.elapsed().as_secs_f64());
+
+    // Evidence grows old meanwhile, and nobody looks: that is what it costs to have them.
+    let before = cpu_seconds(daemon.id());
+    std::thread::sleep(IDLE);
+    let used = cpu_seconds(daemon.id()) - before;
+    println!(
+        "processor when nothing happens      {:>8.2} % of a core (over {IDLE:?})",
+        100.0 * used / IDLE.as_secs_f64()
+    );
+    println!("memory of the daemon                {:>8.1} MiB", rss_mib(daemon.id()));
+
+    let list = ListSandboxes::default();
+    let page = repeated(|| drop(client.list(&list).unwrap()));
+    println!("a page of `ps`, of those that live   {page:>8.2} ms");
+    let get = {
+        let id = client.list(&list).unwrap().items.remove(0).id;
+        let handle = client.sandbox(id);
+        repeated(|| drop(handle.get().unwrap()))
+    };
+    println!("one sandbox                          {get:>8.2} ms");
+
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    let began = Instant::now();
+    let mut daemon = serve(folder.path());
+    println!("after kill -9, ready again after     {:>8.1} ms", ms(began.elapsed()));
+    let client = client_of(folder.path());
+    let began = Instant::now();
+    client.list(&list).unwrap();
+    println!("the first page then                  {:>8.2} ms", ms(began.elapsed()));
+
+    for sandbox in client.list_all(list).collect::<Result<Vec<_>, _>>().unwrap() {
+        client.sandbox(sandbox.id).delete(None).unwrap();
+    }
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+}
+
+fn client_of(data: &Path) -> Client {
+    let daemon: serde_json::Value = serde_json::from_slice(&fs::read(data.join("daemon.json")).unwrap()).unwrap();
+    let key = fs::read_to_string(data.join("key")).unwrap();
+    let url = daemon["url"].as_str().unwrap().to_owned();
+    Client::locate(Location::new(url).key(key.trim().to_owned()).name("bench")).unwrap()
+}
+
+/// Starts a daemon, and answers when it does.
+fn serve(data: &Path) -> Child {
+    let _ = fs::remove_file(data.join("daemon.json"));
+    let child = Command::new(env!("CARGO_BIN_EXE_viv"))
+        .args(["serve", "--listen", "127.0.0.1:0", "--data"])
+        .arg(data)
+        .args(["--cgroup-prefix", &format!("viv-bench-{}", std::process::id())])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let until = Instant::now() + Duration::from_secs(60);
+    while !(data.join("daemon.json").exists() && client_of(data).ready().is_ok()) {
+        assert!(Instant::now() < until, "the daemon does not start");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child
+}
+
+/// Records of sandboxes that are over, as a long life leaves them.
+fn fill(path: &Path, records: usize) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let store = std::sync::Arc::new(SqliteStore::open(path).unwrap());
+        let owner =
+            Owner { name: "bench".to_owned(), boot_id: String::new(), pid: 0, start_ticks: 0, epoch: 0, since_ms: 0 };
+        let epoch = store.own(owner).await.unwrap();
+        let writers = (0..100).map(|writer| {
+            let store = store.clone();
+            tokio::spawn(async move {
+                for _ in (writer..records).step_by(100) {
+                    store.commit(epoch, over()).await.unwrap();
+                }
+            })
+        });
+        for writer in writers.collect::<Vec<_>>() {
+            writer.await.unwrap();
+        }
+    });
+}
+
+fn over() -> Change {
+    let timings = Timings::default();
+    // Recent ones, or retention would be what is measured.
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let now_ms = u64::try_from(since.as_millis()).unwrap();
+    let new = NewSandbox {
+        id: SandboxId::from_bytes(fresh()),
+        project: Project::default(),
+        name: None,
+        spec: SandboxSpec::default(),
+        policy: Policy::default_for(None),
+        labels: [("team".to_owned(), "bench".to_owned())].into(),
+        by: Actor::part("bench"),
+    };
+    let mut sandbox = Sandbox::create(new, FencingToken(0), Moment { now_ms, timings: &timings });
+    sandbox.phase = Phase::Stopped;
+    sandbox.desired = viv_core::lifecycle::Desired::Gone;
+    let line = NewLine {
+        at_ms: now_ms,
+        project: Some(sandbox.project.clone()),
+        sandbox: Some(sandbox.id.clone()),
+        generation: Some(sandbox.generation),
+        kind: "sandbox.created".to_owned(),
+        from: None,
+        to: None,
+        cause: None,
+        by: Actor::part("bench"),
+        data: serde_json::Value::Null,
+    };
+    Change { sandbox, lines: vec![line], idempotency: None, quota: None }
+}
+
+fn repeated(mut work: impl FnMut()) -> f64 {
+    let times = (0..ROUNDS)
+        .map(|_| {
+            let began = Instant::now();
+            work();
+            began.elapsed()
+        })
+        .collect();
+    ms(median(times))
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1000.0
+}
+
+/// Processor time of a process so far.
+fn cpu_seconds(pid: u32) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_ascii_whitespace().collect();
+    fields[11..13].iter().map(|ticks| ticks.parse::<f64>().unwrap()).sum::<f64>() / TICKS_PER_SECOND
+}
+
+fn rss_mib(pid: u32) -> f64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_ascii_whitespace().nth(1).unwrap().parse::<f64>().unwrap() / 1024.0
+}

@@ -1,0 +1,519 @@
+//! A provider that loses, delays and repeats, and whose instances can be damaged.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use viv_core::exec::{ExecSpec, ExecStatus, TtySize};
+use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked};
+use viv_core::{EndCause, ExecutionId, Identity, OwnerMark, SandboxId, SnapshotId};
+use viv_provider::sim::SimProvider;
+use viv_provider::{
+    ByteReader, Capabilities, Deadline, DeadlineChange, Dialled, DiskUsage, Ended, FileWrite, InstanceRef,
+    InstanceSpec, LogPart, Mutation, Observation, OutputStream, Page, PageRequest, Provider, ProviderError,
+    ResourceLimits, SaveRequest, Snapshot, SnapshotSeen, WatchStream, Whereabouts,
+};
+
+use crate::rng::Rng;
+
+type Result<T> = std::result::Result<T, ProviderError>;
+
+/// What goes wrong with a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// It never arrives.
+    Lost,
+    /// It is done, and the answer is lost.
+    Unanswered,
+    /// It arrives twice.
+    Twice,
+    /// It is done later, whether the caller still waits or not.
+    Late(Duration),
+    /// Nobody is there.
+    Unavailable,
+}
+
+/// What is wrong with an instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Damage {
+    /// Its agent answers nothing.
+    Hangs,
+    /// Its root filesystem is gone.
+    Rootless,
+}
+
+#[derive(Debug)]
+struct Chance {
+    rng: Rng,
+    percent: u64,
+}
+
+/// A provider in which things go wrong. Clones share their state.
+#[derive(Debug, Clone)]
+pub struct FaultyProvider {
+    inner: SimProvider,
+    chance: Arc<Mutex<Chance>>,
+    damage: Arc<Mutex<BTreeMap<SandboxId, Damage>>>,
+    mutations: Arc<AtomicU64>,
+}
+
+impl FaultyProvider {
+    /// One around this, where this many calls in a hundred go wrong.
+    pub fn new(inner: SimProvider, seed: u64, percent: u64) -> Self {
+        Self {
+            inner,
+            chance: Arc::new(Mutex::new(Chance { rng: Rng::new(seed), percent })),
+            damage: Arc::default(),
+            mutations: Arc::default(),
+        }
+    }
+
+    /// The provider without its faults, to see what is really there.
+    pub fn truth(&self) -> &SimProvider {
+        &self.inner
+    }
+
+    /// How many changes of instances were asked of it.
+    pub fn mutations(&self) -> u64 {
+        self.mutations.load(Ordering::SeqCst)
+    }
+
+    /// From now on nothing goes wrong, and everything is whole again.
+    pub(crate) fn heal(&self) {
+        lock(&self.chance).percent = 0;
+        lock(&self.damage).clear();
+    }
+
+    pub(crate) fn damage(&self, sandbox: &SandboxId, damage: Option<Damage>) {
+        match damage {
+            Some(damage) => lock(&self.damage).insert(sandbox.clone(), damage),
+            None => lock(&self.damage).remove(sandbox),
+        };
+    }
+
+    pub(crate) fn damage_of(&self, sandbox: &SandboxId) -> Option<Damage> {
+        lock(&self.damage).get(sandbox).copied()
+    }
+
+    pub(crate) fn crash(&self, sandbox: &SandboxId, cause: EndCause) -> bool {
+        lock(&self.damage).remove(sandbox);
+        self.inner.crash(sandbox, cause)
+    }
+
+    fn fault(&self) -> Option<Fault> {
+        let mut chance = lock(&self.chance);
+        let percent = chance.percent;
+        if !chance.rng.chance(percent) {
+            return None;
+        }
+        let late = Duration::from_millis(100 + chance.rng.below(90_000));
+        let faults = [Fault::Lost, Fault::Unanswered, Fault::Twice, Fault::Late(late), Fault::Unavailable];
+        Some(faults[chance.rng.below(faults.len() as u64) as usize])
+    }
+
+    /// A call on its way. The closure makes it from clones, so that it can arrive late or twice.
+    async fn through<T, F>(&self, call: impl Fn(SimProvider) -> F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        match self.fault() {
+            None => call(self.inner.clone()).await,
+            Some(Fault::Lost) => timed_out().await,
+            Some(Fault::Unanswered) => {
+                let _ = call(self.inner.clone()).await;
+                timed_out().await
+            }
+            Some(Fault::Twice) => {
+                let _ = call(self.inner.clone()).await;
+                call(self.inner.clone()).await
+            }
+            Some(Fault::Late(by)) => {
+                let late = call(self.inner.clone());
+                let arrives = tokio::spawn(async move {
+                    tokio::time::sleep(by).await;
+                    late.await
+                });
+                match arrives.await {
+                    Ok(answer) => answer,
+                    Err(_) => timed_out().await,
+                }
+            }
+            Some(Fault::Unavailable) => {
+                let source = std::io::Error::other("simulated");
+                Err(ProviderError::Unavailable { what: "the provider".to_owned(), source })
+            }
+        }
+    }
+
+    async fn mutate<T, F>(&self, call: impl Fn(SimProvider) -> F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        self.mutations.fetch_add(1, Ordering::SeqCst);
+        self.through(call).await
+    }
+
+    /// The agent is asked: what hangs never answers.
+    async fn agent(&self, sandbox: &SandboxId) -> Result<()> {
+        match self.damage_of(sandbox) {
+            Some(Damage::Hangs) => std::future::pending().await,
+            Some(Damage::Rootless) | None => Ok(()),
+        }
+    }
+
+    /// A file is asked for: what has no root has none.
+    async fn file(&self, sandbox: &SandboxId) -> Result<()> {
+        self.agent(sandbox).await?;
+        match self.damage_of(sandbox) {
+            Some(Damage::Rootless) => Err(ProviderError::Failed { what: "the root is not mounted".to_owned() }),
+            Some(Damage::Hangs) | None => Ok(()),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Nobody ever answers: the caller has a deadline.
+async fn timed_out<T>() -> Result<T> {
+    std::future::pending().await
+}
+
+#[async_trait]
+impl Provider for FaultyProvider {
+    #[expect(clippy::unnecessary_literal_bound, reason = "the trait says so")]
+    fn name(&self) -> &str {
+        "faulty"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    async fn create(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        owner: &OwnerMark,
+        spec: &InstanceSpec,
+    ) -> Result<Observation> {
+        // A new instance has no damage; one that is there already keeps what it has.
+        if matches!(
+            self.inner.observe(&InstanceRef { sandbox: sandbox.clone(), generation: mutation.generation }).await,
+            Ok(Observation { state: viv_provider::InstanceState::Absent, .. })
+        ) {
+            lock(&self.damage).remove(sandbox);
+        }
+        let (mutation, sandbox, owner, spec) = (mutation.clone(), sandbox.clone(), owner.clone(), spec.clone());
+        self.mutate(move |inner| {
+            let (mutation, sandbox, owner, spec) = (mutation.clone(), sandbox.clone(), owner.clone(), spec.clone());
+            async move { inner.create(&mutation, &sandbox, &owner, &spec).await }
+        })
+        .await
+    }
+
+    async fn observe(&self, instance: &InstanceRef) -> Result<Observation> {
+        let instance = instance.clone();
+        self.through(move |inner| {
+            let instance = instance.clone();
+            async move { inner.observe(&instance).await }
+        })
+        .await
+    }
+
+    async fn list(&self, owner: &OwnerMark, page: PageRequest) -> Result<Page> {
+        let faulty = self.fault();
+        let mut page = self.inner.list(owner, page).await?;
+        match faulty {
+            None | Some(Fault::Twice | Fault::Late(_)) => Ok(page),
+            Some(Fault::Lost | Fault::Unavailable) => timed_out().await,
+            // A part of it is missing, and that is said.
+            Some(Fault::Unanswered) => {
+                page.items.truncate(page.items.len() / 2);
+                page.unreadable.push("simulated".to_owned());
+                Ok(page)
+            }
+        }
+    }
+
+    async fn wait_end(&self, instance: &InstanceRef) -> Result<Ended> {
+        self.inner.wait_end(instance).await
+    }
+
+    async fn destroy(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()> {
+        let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
+        self.mutate(move |inner| {
+            let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
+            async move { inner.destroy(&mutation, &sandbox).await }
+        })
+        .await
+    }
+
+    async fn extend(&self, mutation: &Mutation, sandbox: &SandboxId, change: DeadlineChange) -> Result<Deadline> {
+        let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
+        self.mutate(move |inner| {
+            let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
+            async move { inner.extend(&mutation, &sandbox, change).await }
+        })
+        .await
+    }
+
+    async fn set_limits(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        change: &ResourceLimits,
+    ) -> Result<ResourceLimits> {
+        self.mutations.fetch_add(1, Ordering::SeqCst);
+        self.inner.set_limits(mutation, sandbox, change).await
+    }
+
+    async fn freeze(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()> {
+        let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
+        self.mutate(move |inner| {
+            let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
+            async move { inner.freeze(&mutation, &sandbox).await }
+        })
+        .await
+    }
+
+    async fn thaw(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()> {
+        let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
+        self.mutate(move |inner| {
+            let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
+            async move { inner.thaw(&mutation, &sandbox).await }
+        })
+        .await
+    }
+
+    async fn save(&self, mutation: &Mutation, sandbox: &SandboxId, request: &SaveRequest) -> Result<Snapshot> {
+        let (mutation, sandbox, request) = (mutation.clone(), sandbox.clone(), request.clone());
+        self.mutate(move |inner| {
+            let (mutation, sandbox, request) = (mutation.clone(), sandbox.clone(), request.clone());
+            async move { inner.save(&mutation, &sandbox, &request).await }
+        })
+        .await
+    }
+
+    async fn snapshot(&self, snapshot: &SnapshotId) -> Result<SnapshotSeen> {
+        self.inner.snapshot(snapshot).await
+    }
+
+    async fn snapshots(&self, owner: &OwnerMark, page: PageRequest) -> Result<Page<SnapshotSeen>> {
+        self.inner.snapshots(owner, page).await
+    }
+
+    async fn remove_snapshot(&self, mutation: &Mutation, sandbox: &SandboxId, snapshot: &SnapshotId) -> Result<()> {
+        self.mutations.fetch_add(1, Ordering::SeqCst);
+        self.inner.remove_snapshot(mutation, sandbox, snapshot).await
+    }
+
+    async fn disk_usage(&self, instance: &InstanceRef) -> Result<DiskUsage> {
+        self.inner.disk_usage(instance).await
+    }
+
+    async fn restore(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        owner: &OwnerMark,
+        spec: &InstanceSpec,
+        snapshot: &SnapshotId,
+    ) -> Result<Observation> {
+        lock(&self.damage).remove(sandbox);
+        let all = (mutation.clone(), sandbox.clone(), owner.clone(), spec.clone(), snapshot.clone());
+        self.mutate(move |inner| {
+            let (mutation, sandbox, owner, spec, snapshot) = all.clone();
+            async move { inner.restore(&mutation, &sandbox, &owner, &spec, &snapshot).await }
+        })
+        .await
+    }
+
+    async fn fork(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        owner: &OwnerMark,
+        spec: &InstanceSpec,
+        source: &InstanceRef,
+    ) -> Result<Observation> {
+        self.mutations.fetch_add(1, Ordering::SeqCst);
+        self.inner.fork(mutation, sandbox, owner, spec, source).await
+    }
+
+    async fn execute(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        execution: &ExecutionId,
+        spec: &ExecSpec,
+    ) -> Result<ExecStatus> {
+        self.agent(sandbox).await?;
+        let all = (mutation.clone(), sandbox.clone(), execution.clone(), spec.clone());
+        self.through(move |inner| {
+            let (mutation, sandbox, execution, spec) = all.clone();
+            async move { inner.execute(&mutation, &sandbox, &execution, &spec).await }
+        })
+        .await
+    }
+
+    fn probe_spec(&self, nonce: &str) -> ExecSpec {
+        self.inner.probe_spec(nonce)
+    }
+
+    async fn identity(&self, instance: &InstanceRef) -> Result<Identity> {
+        self.file(&instance.sandbox).await?;
+        self.inner.identity(instance).await
+    }
+
+    async fn whereabouts(&self, instance: &InstanceRef) -> Result<Whereabouts> {
+        self.inner.whereabouts(instance).await
+    }
+
+    async fn log_tail(&self, instance: &InstanceRef, bytes_max: u64) -> Result<Vec<LogPart>> {
+        self.inner.log_tail(instance, bytes_max).await
+    }
+
+    async fn execution(&self, instance: &InstanceRef, execution: &ExecutionId) -> Result<ExecStatus> {
+        self.inner.execution(instance, execution).await
+    }
+
+    async fn executions(&self, instance: &InstanceRef) -> Result<Vec<ExecStatus>> {
+        self.inner.executions(instance).await
+    }
+
+    async fn attach(
+        &self,
+        instance: &InstanceRef,
+        execution: &ExecutionId,
+        offset: u64,
+        follow: bool,
+    ) -> Result<Box<dyn OutputStream>> {
+        self.agent(&instance.sandbox).await?;
+        self.inner.attach(instance, execution, offset, follow).await
+    }
+
+    async fn write_stdin(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        execution: &ExecutionId,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<u64> {
+        self.agent(sandbox).await?;
+        self.inner.write_stdin(mutation, sandbox, execution, offset, data).await
+    }
+
+    async fn close_stdin(&self, mutation: &Mutation, sandbox: &SandboxId, execution: &ExecutionId) -> Result<()> {
+        self.agent(sandbox).await?;
+        self.inner.close_stdin(mutation, sandbox, execution).await
+    }
+
+    async fn signal(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        execution: &ExecutionId,
+        signal: i32,
+    ) -> Result<()> {
+        self.agent(sandbox).await?;
+        self.inner.signal(mutation, sandbox, execution, signal).await
+    }
+
+    async fn resize(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        execution: &ExecutionId,
+        size: TtySize,
+    ) -> Result<()> {
+        self.agent(sandbox).await?;
+        self.inner.resize(mutation, sandbox, execution, size).await
+    }
+
+    async fn cancel(&self, mutation: &Mutation, sandbox: &SandboxId, execution: &ExecutionId) -> Result<ExecStatus> {
+        self.agent(sandbox).await?;
+        self.inner.cancel(mutation, sandbox, execution).await
+    }
+
+    async fn file_read(
+        &self,
+        instance: &InstanceRef,
+        path: &str,
+        offset: u64,
+        length: Option<u64>,
+    ) -> Result<ByteReader> {
+        self.file(&instance.sandbox).await?;
+        self.inner.file_read(instance, path, offset, length).await
+    }
+
+    async fn file_write(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        file: &FileWrite,
+        content: ByteReader,
+    ) -> Result<FileStat> {
+        self.file(sandbox).await?;
+        self.inner.file_write(mutation, sandbox, file, content).await
+    }
+
+    async fn file_stat(&self, instance: &InstanceRef, path: &str) -> Result<FileStat> {
+        self.file(&instance.sandbox).await?;
+        self.inner.file_stat(instance, path).await
+    }
+
+    async fn file_list(&self, instance: &InstanceRef, path: &str, depth: u32) -> Result<DirListing> {
+        self.file(&instance.sandbox).await?;
+        self.inner.file_list(instance, path, depth).await
+    }
+
+    async fn file_mkdir(&self, mutation: &Mutation, sandbox: &SandboxId, path: &str) -> Result<()> {
+        self.file(sandbox).await?;
+        self.inner.file_mkdir(mutation, sandbox, path).await
+    }
+
+    async fn file_move(&self, mutation: &Mutation, sandbox: &SandboxId, from: &str, to: &str) -> Result<()> {
+        self.file(sandbox).await?;
+        self.inner.file_move(mutation, sandbox, from, to).await
+    }
+
+    async fn file_remove(&self, mutation: &Mutation, sandbox: &SandboxId, path: &str) -> Result<()> {
+        self.file(sandbox).await?;
+        self.inner.file_remove(mutation, sandbox, path).await
+    }
+
+    async fn file_watch(&self, instance: &InstanceRef, path: &str, recursive: bool) -> Result<Box<dyn WatchStream>> {
+        self.file(&instance.sandbox).await?;
+        self.inner.file_watch(instance, path, recursive).await
+    }
+
+    async fn archive_get(&self, instance: &InstanceRef, path: &str) -> Result<ByteReader> {
+        self.file(&instance.sandbox).await?;
+        self.inner.archive_get(instance, path).await
+    }
+
+    async fn archive_put(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        path: &str,
+        bounds: ArchiveBounds,
+        archive: ByteReader,
+    ) -> Result<Unpacked> {
+        self.file(sandbox).await?;
+        self.inner.archive_put(mutation, sandbox, path, bounds, archive).await
+    }
+
+    async fn dial(&self, instance: &InstanceRef, port: u16) -> Result<Box<dyn Dialled>> {
+        self.agent(&instance.sandbox).await?;
+        self.inner.dial(instance, port).await
+    }
+}

@@ -1,0 +1,93 @@
+//! What the record says is to be done.
+
+use super::phase::{FreezeStep, HibernateStep, MakeStep, Phase, VerifyStep};
+use super::{Sandbox, Work};
+use crate::id::{Generation, OperationId, SnapshotId};
+
+/// One thing that is outstanding at the provider. Safe to repeat under its operation id.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Effect {
+    /// Make this generation from the spec.
+    Create {
+        /// Which.
+        generation: Generation,
+    },
+    /// Make this generation from a snapshot.
+    Restore {
+        /// Which.
+        generation: Generation,
+        /// From what.
+        snapshot: SnapshotId,
+    },
+    /// Probe it (T2).
+    Probe {
+        /// Which.
+        generation: Generation,
+    },
+    /// Freeze it.
+    Freeze {
+        /// Which.
+        generation: Generation,
+    },
+    /// Thaw it.
+    Thaw {
+        /// Which.
+        generation: Generation,
+    },
+    /// End it and save its files.
+    Save {
+        /// Which.
+        generation: Generation,
+        /// As what.
+        snapshot: SnapshotId,
+    },
+    /// End it, remove every trace, and see that there is none.
+    Clear {
+        /// Which.
+        generation: Generation,
+    },
+}
+
+impl Effect {
+    /// A stable word for logs, metrics and failpoints.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Create { .. } => "create",
+            Self::Restore { .. } => "restore",
+            Self::Probe { .. } => "probe",
+            Self::Freeze { .. } => "freeze",
+            Self::Thaw { .. } => "thaw",
+            Self::Save { .. } => "save",
+            Self::Clear { .. } => "clear",
+        }
+    }
+}
+
+/// The one effect that the record names, with its operation id and deadline.
+pub fn outstanding(sandbox: &Sandbox) -> Option<(Effect, &Work)> {
+    let generation = sandbox.generation;
+    let effect = |operation: &OperationId| match &sandbox.phase {
+        Phase::Provisioning { step: MakeStep::Clear, .. }
+        | Phase::Resuming { step: MakeStep::Clear, .. }
+        | Phase::Hibernating { step: HibernateStep::Clear, .. }
+        | Phase::Failed { .. }
+        | Phase::Stopping { .. } => Some(Effect::Clear { generation }),
+        Phase::Provisioning { step: MakeStep::Make, .. } => Some(Effect::Create { generation }),
+        Phase::Resuming { step: MakeStep::Make, snapshot, .. } => {
+            Some(Effect::Restore { generation, snapshot: snapshot.clone() })
+        }
+        Phase::Verifying { step: VerifyStep::Thaw, .. } => Some(Effect::Thaw { generation }),
+        Phase::Verifying { step: VerifyStep::Probe, .. } => Some(Effect::Probe { generation }),
+        Phase::Frozen { step: FreezeStep::Freeze { .. } } => Some(Effect::Freeze { generation }),
+        Phase::Hibernating { step: HibernateStep::Save, .. } => {
+            Some(Effect::Save { generation, snapshot: Sandbox::snapshot_of(operation) })
+        }
+        Phase::Ready
+        | Phase::Frozen { step: FreezeStep::Done }
+        | Phase::Hibernated { .. }
+        | Phase::Lost
+        | Phase::Stopped => None,
+    };
+    let work = sandbox.phase.work()?;
+    Some((effect(&work.operation)?, work))
+}

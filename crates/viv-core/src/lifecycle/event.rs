@@ -1,0 +1,114 @@
+//! What can happen to a sandbox.
+
+use serde::{Deserialize, Serialize};
+
+use super::cause::Actor;
+use super::evidence::Evidence;
+use super::{EntryKind, Observed};
+use crate::cause::EndCause;
+use crate::id::{Generation, OperationId};
+
+/// Something that happened, or that somebody wants.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// Somebody wants it to run (L3).
+    Enter {
+        /// Which way.
+        kind: EntryKind,
+        /// Who.
+        by: Actor,
+    },
+    /// Somebody wants it stopped: saved if it is persistent, else gone (L8).
+    Stop {
+        /// Who.
+        by: Actor,
+    },
+    /// Somebody wants it gone for ever (L20).
+    Delete {
+        /// Who.
+        by: Actor,
+    },
+    /// Nobody uses it: it is to be frozen.
+    Idle,
+    /// An effect had this outcome.
+    Done {
+        /// Under which id it was performed.
+        operation: OperationId,
+        /// What came of it.
+        outcome: Outcome,
+    },
+    /// The provider was asked, or said by itself, how an instance is.
+    Seen {
+        /// Which.
+        generation: Generation,
+        /// How.
+        seen: Seen,
+        /// In its own words.
+        observed: Observed,
+    },
+    /// An instance was probed without being in verification.
+    Probed {
+        /// Which.
+        generation: Generation,
+        /// What was found.
+        evidence: Evidence,
+    },
+    /// The time has come that [`super::Sandbox::due_at_ms`] told.
+    Due,
+}
+
+/// How an instance was seen. What could not be seen is not an event (T7).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Seen {
+    /// It runs.
+    Running,
+    /// It is frozen.
+    Frozen,
+    /// It has ended.
+    Ended(EndCause),
+    /// There is none: this was looked at.
+    Absent,
+}
+
+/// What came of an effect.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// The instance runs, and this is left of its lifetime.
+    Made {
+        /// Time to its hard deadline, where there is one.
+        remaining_ms: Option<u64>,
+    },
+    /// Nothing of the generation is left: this was seen.
+    Cleared,
+    /// It was probed.
+    Probed(Evidence),
+    /// It is frozen.
+    Frozen,
+    /// It has its processors back.
+    Thawed,
+    /// It is saved, as the snapshot that the effect named.
+    Saved,
+    /// It did not succeed.
+    Failed(Failure),
+}
+
+/// Why an effect did not succeed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// What that means.
+    pub kind: FailureKind,
+    /// In words.
+    pub what: String,
+}
+
+/// What a failure means for the next try.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FailureKind {
+    /// It will never succeed as it was asked for.
+    Refused,
+    /// It was tried, went wrong, and left nothing.
+    Failed,
+    /// It may or may not have happened.
+    Unknown,
+}

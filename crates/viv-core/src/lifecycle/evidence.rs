@@ -1,0 +1,113 @@
+//! What was checked, when, by which path, with which outcome (T2, T3).
+
+use serde::{Deserialize, Serialize};
+
+/// What a check found. Timeout, unhealthy and gone are three different findings (T7).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Finding {
+    /// It answered as it has to.
+    Ok,
+    /// It answered, and not as it has to.
+    Unhealthy,
+    /// It did not answer in time: nothing is known.
+    Timeout,
+    /// There is nothing that could answer.
+    Gone,
+}
+
+/// One check.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Check {
+    /// What it found.
+    pub finding: Finding,
+    /// When it was made.
+    pub at_ms: u64,
+    /// How long it took.
+    pub took_ms: u64,
+    /// In words, where there is something to say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+/// The check of a port.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortCheck {
+    /// Which.
+    pub port: u16,
+    /// What came of it.
+    pub check: Check,
+}
+
+/// What was checked last, for one generation.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Evidence {
+    /// A command that echoed a fresh nonce.
+    pub exec: Option<Check>,
+    /// The working directory and the identity file.
+    pub filesystem: Option<Check>,
+    /// Each port that the spec names.
+    pub ports: Vec<PortCheck>,
+}
+
+impl Evidence {
+    fn checks(&self) -> impl Iterator<Item = Option<&Check>> {
+        [self.exec.as_ref(), self.filesystem.as_ref()]
+            .into_iter()
+            .chain(self.ports.iter().map(|port| Some(&port.check)))
+    }
+
+    /// The worst finding: gone before unhealthy before timeout. `None` when something was not checked at all.
+    pub fn finding(&self) -> Option<Finding> {
+        let rank = |finding| match finding {
+            Finding::Ok => 0,
+            Finding::Timeout => 1,
+            Finding::Unhealthy => 2,
+            Finding::Gone => 3,
+        };
+        let findings: Option<Vec<Finding>> = self.checks().map(|check| check.map(|check| check.finding)).collect();
+        findings?.into_iter().max_by_key(|&finding| rank(finding))
+    }
+
+    /// The worst finding about an instance of whose ports each of these has to answer. `None` when something, a port
+    /// included, was not checked at all: what was not looked at is not well (T2).
+    pub fn finding_with(&self, ports: &[u16]) -> Option<Finding> {
+        let checked = |port: &u16| self.ports.iter().any(|check| check.port == *port);
+        self.finding().filter(|&finding| finding != Finding::Ok || ports.iter().all(checked))
+    }
+
+    /// When the oldest of the checks was made.
+    pub fn at_ms(&self) -> Option<u64> {
+        self.checks().flatten().map(|check| check.at_ms).min()
+    }
+
+    /// What the first bad one says.
+    pub fn complaint(&self) -> Option<String> {
+        let what = |name: &str, check: &Check| {
+            let said = check.message.as_deref().unwrap_or("no answer");
+            (check.finding != Finding::Ok).then(|| format!("{name}: {said}"))
+        };
+        let first = |name, check: &Option<Check>| check.as_ref().and_then(|check| what(name, check));
+        first("exec", &self.exec)
+            .or_else(|| first("filesystem", &self.filesystem))
+            .or_else(|| self.ports.iter().find_map(|port| what(&format!("port {}", port.port), &port.check)))
+    }
+}
+
+impl Observed {
+    /// Whether it was ending, had ended, or was not there.
+    pub fn tells_of_an_end(&self) -> bool {
+        ["ended", "ending", "absent"].iter().any(|word| self.state.starts_with(word))
+    }
+}
+
+/// What the provider said.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Observed {
+    /// The state, in the provider's words.
+    pub state: String,
+    /// How it was learnt.
+    pub via: String,
+    /// When.
+    pub at_ms: u64,
+}

@@ -1,0 +1,325 @@
+//! The life of a sandbox: one record, one total [`step`], one outstanding effect.
+//!
+//! ```text
+//!             ┌──────────────────────── an entry ─────────────────────────┐
+//!             ▼                                                           │
+//!   provisioning ──► verifying ──► ready ──► frozen ──► hibernating ──► hibernated
+//!        │  ▲  ▲        │ ▲ ▲       │ ▲ └───────────────────▲               │
+//!        │  │  └────────┘ │ └───────┘ │ (a finding)                         ▼
+//!        │  │ (bounded)   └─ thawed ──┘                                 resuming ──► verifying
+//!        ▼  │
+//!     failed, lost       from everywhere: stopping ──► stopped
+//! ```
+//!
+//! The exact edges are generated from this code into `docs/lifecycle.md`.
+//!
+//! Three things are kept apart (T8): what is [`Desired`], which [`Phase`] the record is in, and what was observed
+//! ([`Evidence`], [`Observed`]). The one word that people read, [`Status`], is computed from them and never stored.
+//!
+//! Invariants:
+//!
+//! - A transient phase carries [`Work`], which names one effect, its operation id and its deadline: [`outstanding`]
+//!   reads it from the record, so nothing beside the record has to be kept in step with it.
+//! - `Ready` is entered only from `Verifying`, and only by a report in which every probe was well (T2).
+//! - `Stopped` and `Hibernated` are entered only by an absence that was seen (L8).
+//! - The generation never shrinks, and grows only when an instance is to be made, for somebody who waits for it (T5).
+//! - Nothing but an [`Entry`] leads from `Hibernated`, `Lost` or `Failed` to a new instance (L4).
+//! - After a delete nothing is accepted but what finishes it (L9).
+
+mod cause;
+mod effect;
+mod event;
+mod evidence;
+mod phase;
+mod status;
+mod step;
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+pub use cause::{Actor, Cause, Caused};
+pub use effect::{Effect, outstanding};
+pub use event::{Event, Failure, FailureKind, Outcome, Seen};
+pub use evidence::{Check, Evidence, Finding, Observed, PortCheck};
+pub use phase::{FreezeStep, HibernateStep, MakeStep, Phase, PhaseName, VerifyStep, Work};
+pub use status::{EVIDENCE_MS_MAX, Status, status};
+pub use step::{Accepted, Denial, Happened, Ignored, Stepped, step};
+
+use crate::id::{FencingToken, Generation, OperationId, SandboxId, SnapshotId};
+use crate::spec::{Name, Policy, Project, SandboxSpec};
+
+/// What is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Desired {
+    /// That it runs.
+    Running,
+    /// That it is saved and costs nothing.
+    Hibernated,
+    /// That nothing is left of it.
+    Gone,
+}
+
+/// Who wants it to run and has not been answered. It is durable, so it is looked at again when a transition ends (L3).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// What kind of entry.
+    pub kind: EntryKind,
+    /// Who.
+    pub by: Actor,
+    /// When.
+    pub at_ms: u64,
+}
+
+/// The closed list of what may make a sandbox run (L4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EntryKind {
+    /// It was created.
+    Create,
+    /// Somebody asked for it.
+    Ensure,
+    /// A task starts in it.
+    Task,
+    /// Traffic that may wake it.
+    Gateway,
+    /// A schedule is due.
+    Schedule,
+}
+
+impl EntryKind {
+    /// Whether it is somebody's explicit will, which alone undoes a stop by a user (L9).
+    pub fn is_explicit(self) -> bool {
+        match self {
+            Self::Create | Self::Ensure | Self::Task => true,
+            Self::Gateway | Self::Schedule => false,
+        }
+    }
+}
+
+/// A lease that keeps a sandbox from idling (L7).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeepAwake {
+    /// What for.
+    pub reason: String,
+    /// Until when.
+    pub until_ms: u64,
+}
+
+/// A sandbox as it is recorded.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sandbox {
+    /// Its identity.
+    pub id: SandboxId,
+    /// Whose it is.
+    pub project: Project,
+    /// What it is called there.
+    pub name: Option<Name>,
+    /// What its instances are made of.
+    pub spec: SandboxSpec,
+    /// By which rules it lives.
+    pub policy: Policy,
+    /// Free labels.
+    pub labels: BTreeMap<String, String>,
+    /// Grows with every change of this record; writes compare it.
+    pub version: u64,
+    /// What is wanted.
+    pub desired: Desired,
+    /// Where it is.
+    pub phase: Phase,
+    /// Since when.
+    pub phase_since_ms: u64,
+    /// Why.
+    pub cause: Caused,
+    /// Its current or last instance.
+    pub generation: Generation,
+    /// How many operations were named so far; ids are made of it.
+    pub operations: u64,
+    /// Under which it was created. Effects are performed under the token of its lease, which the store has (L15).
+    pub token: FencingToken,
+    /// Who waits for it to run.
+    pub entry: Option<Entry>,
+    /// Whether a user stopped it, so that only an explicit entry runs it again (L9).
+    pub held: bool,
+    /// Which user: what is acted upon later is still theirs (O7).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_by: Option<Actor>,
+    /// Whether it was deleted, or is to be once it is stopped.
+    pub deleted: bool,
+    /// What was checked last, as of the last transition.
+    pub evidence: Evidence,
+    /// What the provider said last, as of the last transition.
+    pub observed: Option<Observed>,
+    /// The state that was saved last by hibernating.
+    pub saved: Option<SnapshotId>,
+    /// When it was created.
+    pub created_at_ms: u64,
+    /// The last activity (L6).
+    pub active_at_ms: u64,
+    /// The hard deadline as it was seen last: for display (T6).
+    pub expires_at_ms: Option<u64>,
+    /// What keeps it from idling.
+    pub keep_awake: BTreeMap<String, KeepAwake>,
+}
+
+/// What a new sandbox is made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewSandbox {
+    /// Its identity, drawn by the caller.
+    pub id: SandboxId,
+    /// Whose it is.
+    pub project: Project,
+    /// What it is called.
+    pub name: Option<Name>,
+    /// What its instances are made of.
+    pub spec: SandboxSpec,
+    /// By which rules it lives.
+    pub policy: Policy,
+    /// Free labels.
+    pub labels: BTreeMap<String, String>,
+    /// Who creates it.
+    pub by: Actor,
+}
+
+/// What time it is, and how long things may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Moment<'t> {
+    /// Now, in milliseconds.
+    pub now_ms: u64,
+    /// The limits of transient phases.
+    pub timings: &'t Timings,
+}
+
+/// How long transient phases may take, and how failures are counted. Defaults are what ships.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Timings {
+    /// Making an instance, all tries together.
+    pub make_ms: u64,
+    /// Verifying one, all tries together.
+    pub verify_ms: u64,
+    /// Freezing, thawing included.
+    pub freeze_ms: u64,
+    /// Saving.
+    pub save_ms: u64,
+    /// Ending one, before it is called overdue.
+    pub stop_ms: u64,
+    /// The first wait before a try is repeated; it doubles.
+    pub backoff_ms: u64,
+    /// The longest such wait.
+    pub backoff_ms_max: u64,
+    /// Bad findings before an instance is given up (T7).
+    pub findings_min: u32,
+    /// And the time that they have to span.
+    pub findings_span_ms: u64,
+    /// How often one entry may lead to another instance when the first does not come up.
+    pub rebuilds_max: u32,
+}
+
+impl Default for Timings {
+    fn default() -> Self {
+        Self {
+            make_ms: 120_000,
+            verify_ms: 30_000,
+            freeze_ms: 10_000,
+            save_ms: 600_000,
+            stop_ms: 30_000,
+            backoff_ms: 200,
+            backoff_ms_max: 10_000,
+            findings_min: 3,
+            findings_span_ms: 10_000,
+            rebuilds_max: 2,
+        }
+    }
+}
+
+impl Sandbox {
+    /// A sandbox that was just asked for: its first instance is outstanding.
+    pub fn create(new: NewSandbox, token: FencingToken, at: Moment<'_>) -> Self {
+        let NewSandbox { id, project, name, spec, policy, labels, by } = new;
+        let entry = Entry { kind: EntryKind::Create, by: by.clone(), at_ms: at.now_ms };
+        let mut sandbox = Self {
+            id,
+            project,
+            name,
+            spec,
+            policy,
+            labels,
+            version: 1,
+            desired: Desired::Running,
+            phase: Phase::Ready, // replaced below, once an operation can be named
+            phase_since_ms: at.now_ms,
+            cause: Caused { cause: Cause::Requested, by, at_ms: at.now_ms, message: None },
+            generation: Generation::FIRST,
+            operations: 0,
+            token,
+            entry: Some(entry),
+            held: false,
+            held_by: None,
+            deleted: false,
+            evidence: Evidence::default(),
+            observed: None,
+            saved: None,
+            created_at_ms: at.now_ms,
+            active_at_ms: at.now_ms,
+            expires_at_ms: None,
+            keep_awake: BTreeMap::new(),
+        };
+        let work = sandbox.work(at, at.timings.make_ms);
+        sandbox.phase = Phase::Provisioning { step: MakeStep::Make, rebuilds: 0, work };
+        sandbox
+    }
+
+    /// Whether nothing will ever happen to it again.
+    pub fn is_over(&self) -> bool {
+        self.phase.name() == PhaseName::Stopped
+    }
+
+    /// When it has to be looked at again without anybody asking: the deadline of its phase, the time of a retry (then the
+    /// effect is performed again, and [`Event::Due`] changes nothing), or at once when something is wanted that could not
+    /// be acted upon before.
+    pub fn due_at_ms(&self) -> Option<u64> {
+        let looked_at_again = match &self.phase {
+            Phase::Ready | Phase::Verifying { .. } => self.desired == Desired::Hibernated,
+            Phase::Hibernated { .. } | Phase::Lost => self.entry.is_some(),
+            Phase::Provisioning { .. }
+            | Phase::Frozen { .. }
+            | Phase::Hibernating { .. }
+            | Phase::Resuming { .. }
+            | Phase::Failed { .. }
+            | Phase::Stopping { .. }
+            | Phase::Stopped => false,
+        };
+        if looked_at_again {
+            return Some(self.phase_since_ms);
+        }
+        let work = self.phase.work()?;
+        Some(if work.retry_at_ms > 0 { work.retry_at_ms.min(work.deadline_at_ms) } else { work.deadline_at_ms })
+    }
+
+    /// Names the next operation and gives it this long.
+    fn work(&mut self, at: Moment<'_>, limit_ms: u64) -> Work {
+        Work {
+            operation: self.next_operation(),
+            attempt: 1,
+            deadline_at_ms: at.now_ms.saturating_add(limit_ms),
+            retry_at_ms: 0,
+            overdue: false,
+        }
+    }
+
+    /// An id that no other operation has: the sandbox's own and a count.
+    fn next_operation(&mut self) -> OperationId {
+        self.operations += 1;
+        let body = self.id.as_str().trim_start_matches(SandboxId::PREFIX);
+        let body: String = body.chars().take(30).collect();
+        let id = format!("{}{body}x{}", OperationId::PREFIX, self.operations);
+        id.parse().expect("made of an id and a number")
+    }
+
+    /// The snapshot that this operation makes.
+    fn snapshot_of(operation: &OperationId) -> SnapshotId {
+        let body = operation.as_str().trim_start_matches(OperationId::PREFIX);
+        format!("{}{body}", SnapshotId::PREFIX).parse().expect("made of an id")
+    }
+}

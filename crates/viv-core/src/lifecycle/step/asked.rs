@@ -1,0 +1,135 @@
+//! What people, and the idle sweep, ask for.
+
+use super::draft::{Draft, Verify};
+use super::{Denial, Happened, Ignored, Stepped};
+use crate::lifecycle::cause::{Actor, Cause};
+use crate::lifecycle::phase::{FreezeStep, Phase, VerifyStep};
+use crate::lifecycle::{Desired, Entry, EntryKind, Moment, Sandbox};
+
+/// Somebody wants it to run.
+pub(super) fn enter(sandbox: &Sandbox, kind: EntryKind, by: &Actor, at: Moment<'_>) -> Stepped {
+    if sandbox.deleted || sandbox.desired == Desired::Gone {
+        return Stepped::Denied(Denial::Gone);
+    }
+    if sandbox.held && !kind.is_explicit() {
+        return Stepped::Denied(Denial::Held);
+    }
+    let wanted_before = sandbox.desired == Desired::Running;
+    let mut draft = Draft::of(sandbox, at);
+    draft.next.desired = Desired::Running;
+    draft.next.held = false;
+    draft.next.held_by = None;
+    draft.next.entry = Some(Entry { kind, by: by.clone(), at_ms: at.now_ms });
+    match &sandbox.phase {
+        Phase::Provisioning { .. } | Phase::Verifying { .. } | Phase::Resuming { .. } | Phase::Hibernating { .. } => {
+            if wanted_before && sandbox.entry.is_some() {
+                return Stepped::Ignored(Ignored::NothingNew);
+            }
+            draft.is(Happened::Wanted)
+        }
+        Phase::Ready => {
+            if wanted_before {
+                return Stepped::Ignored(Ignored::NothingNew);
+            }
+            draft.next.entry = None;
+            draft.is(Happened::Wanted)
+        }
+        Phase::Frozen { .. } => {
+            let verify = Verify { step: VerifyStep::Thaw, rebuilds: 0, findings: 0, was_ready: true };
+            draft.verifying(verify, Cause::Requested, by, None)
+        }
+        Phase::Hibernated { snapshot } => draft.resuming(snapshot.clone(), Cause::Requested, by),
+        Phase::Lost | Phase::Failed { .. } => draft.remake(0, Cause::Requested, by, None),
+        // What is wanted gone was denied above; a record that says otherwise is gone all the same.
+        Phase::Stopping { .. } | Phase::Stopped => Stepped::Denied(Denial::Gone),
+    }
+}
+
+/// Somebody wants it stopped.
+pub(super) fn stop(sandbox: &Sandbox, by: &Actor, at: Moment<'_>) -> Stepped {
+    let mut draft = Draft::of(sandbox, at);
+    let persistent = sandbox.policy.persistent;
+    match &sandbox.phase {
+        Phase::Stopping { .. } | Phase::Stopped => Stepped::Ignored(Ignored::NothingNew),
+        Phase::Provisioning { .. }
+        | Phase::Verifying { .. }
+        | Phase::Ready
+        | Phase::Frozen { .. }
+        | Phase::Hibernating { .. }
+        | Phase::Hibernated { .. }
+        | Phase::Resuming { .. }
+        | Phase::Lost
+        | Phase::Failed { .. }
+            if !persistent =>
+        {
+            draft.stopping(Cause::UserStop, by, None)
+        }
+        // There is an instance, and whether it works does not matter any more: its processes end now (L8).
+        Phase::Verifying { .. } | Phase::Ready | Phase::Frozen { .. } => {
+            draft.held_by(by);
+            draft.hibernating(Cause::UserStop, by)
+        }
+        // The transition under way ends first; then what is wanted is looked at again.
+        Phase::Provisioning { .. }
+        | Phase::Hibernating { .. }
+        | Phase::Hibernated { .. }
+        | Phase::Resuming { .. }
+        | Phase::Lost
+        | Phase::Failed { .. } => {
+            if sandbox.desired == Desired::Hibernated && sandbox.held && sandbox.entry.is_none() {
+                return Stepped::Ignored(Ignored::NothingNew);
+            }
+            draft.next.desired = Desired::Hibernated;
+            draft.next.entry = None;
+            draft.held_by(by);
+            draft.is(Happened::Wanted)
+        }
+    }
+}
+
+/// Somebody wants it gone for ever.
+pub(super) fn delete(sandbox: &Sandbox, by: &Actor, at: Moment<'_>) -> Stepped {
+    if sandbox.deleted {
+        return Stepped::Ignored(Ignored::NothingNew);
+    }
+    let mut draft = Draft::of(sandbox, at);
+    draft.next.deleted = true;
+    match &sandbox.phase {
+        Phase::Stopping { .. } | Phase::Stopped => draft.is(Happened::Wanted),
+        Phase::Provisioning { .. }
+        | Phase::Verifying { .. }
+        | Phase::Ready
+        | Phase::Frozen { .. }
+        | Phase::Hibernating { .. }
+        | Phase::Hibernated { .. }
+        | Phase::Resuming { .. }
+        | Phase::Lost
+        | Phase::Failed { .. } => draft.stopping(Cause::UserDelete, by, None),
+    }
+}
+
+/// Nobody uses it. Activity is read again here, where the decision is made (L6).
+pub(super) fn idle(sandbox: &Sandbox, at: Moment<'_>) -> Stepped {
+    let idle_at_ms = sandbox.active_at_ms.saturating_add(sandbox.policy.idle_ms);
+    let awake = sandbox.keep_awake.values().any(|lease| lease.until_ms > at.now_ms);
+    match &sandbox.phase {
+        // A stop was acknowledged and is about to be acted upon; frozen, it would be forgotten.
+        Phase::Ready if sandbox.desired == Desired::Hibernated => Stepped::Ignored(Ignored::Busy),
+        Phase::Ready => {
+            if at.now_ms < idle_at_ms || awake || sandbox.entry.is_some() {
+                return Stepped::Ignored(Ignored::NotIdle);
+            }
+            Draft::of(sandbox, at).freezing()
+        }
+        Phase::Frozen { step: FreezeStep::Freeze { .. } | FreezeStep::Done } => Stepped::Ignored(Ignored::NothingNew),
+        Phase::Provisioning { .. }
+        | Phase::Verifying { .. }
+        | Phase::Hibernating { .. }
+        | Phase::Hibernated { .. }
+        | Phase::Resuming { .. }
+        | Phase::Lost
+        | Phase::Failed { .. }
+        | Phase::Stopping { .. }
+        | Phase::Stopped => Stepped::Ignored(Ignored::Busy),
+    }
+}

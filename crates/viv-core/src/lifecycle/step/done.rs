@@ -1,0 +1,185 @@
+//! What came of an effect. Outcomes are observations: only what the outstanding effect can have counts.
+
+use super::draft::{Draft, Verify};
+use super::{Happened, Ignored, Stepped};
+use crate::id::OperationId;
+use crate::lifecycle::cause::{Actor, Cause};
+use crate::lifecycle::event::{Failure, FailureKind, Outcome};
+use crate::lifecycle::evidence::{Evidence, Finding};
+use crate::lifecycle::phase::{FreezeStep, HibernateStep, MakeStep, Phase, VerifyStep};
+use crate::lifecycle::{Moment, Sandbox};
+
+/// An effect had this outcome.
+pub(super) fn done(sandbox: &Sandbox, operation: &OperationId, outcome: &Outcome, at: Moment<'_>) -> Stepped {
+    let Some(work) = sandbox.phase.work().filter(|work| work.operation == *operation) else {
+        return Stepped::Ignored(Ignored::StaleOperation);
+    };
+    let deadline_at_ms = work.deadline_at_ms;
+    let mut draft = Draft::of(sandbox, at);
+    match (&sandbox.phase, outcome) {
+        (Phase::Provisioning { step: MakeStep::Clear, rebuilds, .. }, Outcome::Cleared) => {
+            draft.make(*rebuilds, None, deadline_at_ms)
+        }
+        (Phase::Resuming { step: MakeStep::Clear, rebuilds, snapshot, .. }, Outcome::Cleared) => {
+            draft.make(*rebuilds, Some(snapshot.clone()), deadline_at_ms)
+        }
+        (
+            Phase::Provisioning { step: MakeStep::Make, rebuilds, .. }
+            | Phase::Resuming { step: MakeStep::Make, rebuilds, .. },
+            Outcome::Made { remaining_ms },
+        ) => {
+            draft.next.expires_at_ms = remaining_ms.map(|left_ms| at.now_ms.saturating_add(left_ms));
+            draft.next.evidence = Evidence::default();
+            let verify = Verify { step: VerifyStep::Probe, rebuilds: *rebuilds, findings: 0, was_ready: false };
+            draft.verifying(verify, Cause::Made, &Actor::part("engine"), None)
+        }
+        (
+            Phase::Provisioning { step: MakeStep::Make, rebuilds, .. }
+            | Phase::Resuming { step: MakeStep::Make, rebuilds, .. },
+            Outcome::Failed(failure),
+        ) => not_made(draft, *rebuilds, failure),
+        (Phase::Verifying { step: VerifyStep::Thaw, .. }, Outcome::Thawed) => thawed(draft),
+        (Phase::Verifying { step: VerifyStep::Probe, .. }, Outcome::Probed(evidence)) => probed(draft, evidence),
+        (Phase::Frozen { step: FreezeStep::Freeze { .. } }, Outcome::Frozen) => {
+            draft.next.phase = Phase::Frozen { step: FreezeStep::Done };
+            draft.is(Happened::Advanced)
+        }
+        // What cannot be frozen has to show that it still works.
+        (
+            Phase::Frozen { step: FreezeStep::Freeze { .. } },
+            Outcome::Failed(Failure { kind: FailureKind::Refused, what }),
+        ) => {
+            let verify = Verify { step: VerifyStep::Thaw, rebuilds: 0, findings: 0, was_ready: true };
+            draft.verifying(verify, Cause::ProbeFinding, &Actor::part("engine"), Some(what.clone()))
+        }
+        (Phase::Hibernating { step: HibernateStep::Save, .. }, Outcome::Saved) => saved(draft, operation),
+        (Phase::Hibernating { step: HibernateStep::Save, .. }, Outcome::Failed(failure)) => {
+            if let Phase::Hibernating { save_failed, .. } = &mut draft.next.phase {
+                *save_failed = true;
+            }
+            draft.retry(failure.what.clone())
+        }
+        (Phase::Hibernating { step: HibernateStep::Clear, .. }, Outcome::Cleared) => match sandbox.saved.clone() {
+            Some(snapshot) => draft.hibernated(snapshot, Cause::Saved),
+            None => Stepped::Ignored(Ignored::Misplaced),
+        },
+        (Phase::Failed { .. }, Outcome::Cleared) => draft.failed_and_cleared(),
+        (Phase::Stopping { .. }, Outcome::Cleared) => draft.stopped(),
+        (
+            Phase::Provisioning { step: MakeStep::Clear, .. }
+            | Phase::Resuming { step: MakeStep::Clear, .. }
+            | Phase::Verifying { .. }
+            | Phase::Frozen { .. }
+            | Phase::Hibernating { step: HibernateStep::Clear, .. }
+            | Phase::Failed { .. }
+            | Phase::Stopping { .. },
+            Outcome::Failed(failure),
+        ) => draft.retry(failure.what.clone()),
+        (
+            Phase::Provisioning { .. }
+            | Phase::Verifying { .. }
+            | Phase::Ready
+            | Phase::Frozen { .. }
+            | Phase::Hibernating { .. }
+            | Phase::Hibernated { .. }
+            | Phase::Resuming { .. }
+            | Phase::Lost
+            | Phase::Failed { .. }
+            | Phase::Stopping { .. }
+            | Phase::Stopped,
+            Outcome::Made { .. }
+            | Outcome::Cleared
+            | Outcome::Probed(_)
+            | Outcome::Frozen
+            | Outcome::Thawed
+            | Outcome::Saved
+            | Outcome::Failed(_),
+        ) => Stepped::Ignored(Ignored::Misplaced),
+    }
+}
+
+/// An instance could not be made, or it is not known whether it was.
+fn not_made(draft: Draft<'_>, rebuilds: u32, failure: &Failure) -> Stepped {
+    let why = Some(failure.what.clone());
+    let wanted = draft.next.entry.is_some();
+    match failure.kind {
+        FailureKind::Unknown => draft.retry(failure.what.clone()),
+        // What failed is fenced off for ever and the next generation tried, so a late success of it can do no harm.
+        FailureKind::Failed if wanted && rebuilds < draft.at.timings.rebuilds_max => {
+            draft.remake(rebuilds + 1, Cause::CreateFailed, &Actor::part("engine"), why)
+        }
+        // It was stopped meanwhile, and what was saved is intact: once nothing is left of this one, it is as it was.
+        FailureKind::Failed | FailureKind::Refused if !wanted && draft.next.saved.is_some() => {
+            draft.remake(rebuilds, Cause::CreateFailed, &Actor::part("engine"), why)
+        }
+        FailureKind::Failed | FailureKind::Refused => draft.failed(Cause::CreateFailed, why),
+    }
+}
+
+/// It has its processors back, and is probed now, in what is left of the time.
+fn thawed(mut draft: Draft<'_>) -> Stepped {
+    let operation = draft.next.next_operation();
+    if let Phase::Verifying { step, work, .. } = &mut draft.next.phase {
+        *step = VerifyStep::Probe;
+        *work = super::super::Work { operation, attempt: 1, retry_at_ms: 0, ..work.clone() };
+    }
+    draft.is(Happened::Advanced)
+}
+
+/// The filesystem is sealed: the instance can go, in a time of its own.
+fn saved(mut draft: Draft<'_>, operation: &OperationId) -> Stepped {
+    draft.next.saved = Some(Sandbox::snapshot_of(operation));
+    let (at, limit_ms) = (draft.at, draft.at.timings.stop_ms);
+    let work = draft.next.work(at, limit_ms);
+    draft.next.phase = Phase::Hibernating { step: HibernateStep::Clear, save_failed: false, work };
+    draft.is(Happened::Advanced)
+}
+
+/// It was probed, in verification.
+fn probed(mut draft: Draft<'_>, evidence: &Evidence) -> Stepped {
+    let complaint = evidence.complaint().unwrap_or_else(|| "no answer".to_owned());
+    // Answers come twice, and late. What is older than what is known proves nothing more; unless what is known is from
+    // the future, because the clock was set back.
+    let (known_ms, made_ms) = (draft.next.evidence.at_ms(), evidence.at_ms());
+    if made_ms < known_ms && known_ms <= Some(draft.at.now_ms) {
+        return draft.retry(complaint);
+    }
+    let repeated = draft.next.evidence == *evidence;
+    draft.next.evidence = evidence.clone();
+    match evidence.finding_with(&draft.next.spec.ports) {
+        Some(Finding::Ok) => draft.ready(),
+        Some(Finding::Unhealthy | Finding::Gone) if repeated => draft.retry(complaint),
+        Some(Finding::Unhealthy) => found(draft, made_ms, Cause::ProbeFailed, complaint),
+        // That there is nothing is what a probe found, not what a look showed: it counts like any other finding.
+        Some(Finding::Gone) => found(draft, made_ms, Cause::ProviderLost, complaint),
+        // Nothing is known: timeouts alone never replace an instance (T7).
+        Some(Finding::Timeout) | None => draft.retry(complaint),
+    }
+}
+
+/// One more bad finding: enough of them, over enough time, and the instance is given up (T7). The time is that of the
+/// checks, so that answers which come late do not make it longer.
+fn found(mut draft: Draft<'_>, made_ms: Option<u64>, cause: Cause, complaint: String) -> Stepped {
+    let (at, mut enough) = (draft.at, false);
+    if let Phase::Verifying { findings, found_at_ms, .. } = &mut draft.next.phase {
+        if *findings == 0 {
+            *found_at_ms = at.now_ms;
+        }
+        *findings = findings.saturating_add(1);
+        let span_ms = made_ms.unwrap_or(0).min(at.now_ms).saturating_sub(*found_at_ms);
+        enough = *findings >= at.timings.findings_min && span_ms >= at.timings.findings_span_ms;
+    }
+    if enough { given_up(draft, cause, Some(complaint)) } else { draft.retry(complaint) }
+}
+
+/// The instance that is being verified will not do. Another one is made if somebody waits, in bounds (T4); else it is
+/// lost, or, when it never worked, failed.
+pub(super) fn given_up(draft: Draft<'_>, cause: Cause, message: Option<String>) -> Stepped {
+    let Phase::Verifying { rebuilds, was_ready, .. } = draft.next.phase else {
+        return Stepped::Ignored(Ignored::Misplaced);
+    };
+    if draft.next.entry.is_some() && rebuilds < draft.at.timings.rebuilds_max {
+        return draft.remake(rebuilds + 1, cause, &Actor::part("engine"), message);
+    }
+    if was_ready { draft.lost(cause, message) } else { draft.failed(cause, message) }
+}

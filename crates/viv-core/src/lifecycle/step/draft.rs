@@ -1,0 +1,273 @@
+//! A record on its way to its next version, and the moves that several events share.
+
+use super::{Accepted, Happened, Stepped};
+use crate::id::SnapshotId;
+use crate::lifecycle::cause::{Actor, Cause, Caused};
+use crate::lifecycle::evidence::Evidence;
+use crate::lifecycle::phase::{FreezeStep, HibernateStep, MakeStep, Phase, PhaseName, VerifyStep, Work};
+use crate::lifecycle::{Desired, Moment, Sandbox};
+
+/// A record on its way to its next version.
+pub(super) struct Draft<'t> {
+    pub(super) next: Sandbox,
+    pub(super) at: Moment<'t>,
+    from: PhaseName,
+}
+
+impl<'t> Draft<'t> {
+    pub(super) fn of(sandbox: &Sandbox, at: Moment<'t>) -> Self {
+        let mut next = sandbox.clone();
+        next.version += 1;
+        Self { next, at, from: sandbox.phase.name() }
+    }
+
+    /// The change is not a transition.
+    pub(super) fn is(self, happened: Happened) -> Stepped {
+        Stepped::Accepted(Box::new(Accepted { next: self.next, happened }))
+    }
+
+    /// The one way into another phase.
+    fn enter(mut self, phase: Phase, cause: Cause, by: &Actor, message: Option<String>) -> Stepped {
+        let (from, to) = (self.from, phase.name());
+        if from != to {
+            self.next.phase_since_ms = self.at.now_ms;
+        }
+        self.next.phase = phase;
+        self.next.cause = Caused { cause, by: by.clone(), at_ms: self.at.now_ms, message };
+        let happened = if from == to { Happened::Advanced } else { Happened::Moved { from, to } };
+        self.is(happened)
+    }
+
+    fn work(&mut self, limit_ms: u64) -> Work {
+        self.next.work(self.at, limit_ms)
+    }
+
+    /// Nothing is to be left.
+    pub(super) fn stopping(mut self, cause: Cause, by: &Actor, message: Option<String>) -> Stepped {
+        self.next.desired = Desired::Gone;
+        self.next.entry = None;
+        let work = self.work(self.at.timings.stop_ms);
+        self.enter(Phase::Stopping { work }, cause, by, message)
+    }
+
+    /// Absence was observed, and that was the intention.
+    pub(super) fn stopped(mut self) -> Stepped {
+        // The first cause is the one that people ask for.
+        let cause = self.next.cause.clone();
+        self.next.entry = None;
+        self.next.expires_at_ms = None;
+        self.next.keep_awake.clear();
+        let kept = if cause.cause == Cause::KillFailed { Cause::AbsenceObserved } else { cause.cause };
+        self.enter(Phase::Stopped, kept, &cause.by, cause.message)
+    }
+
+    /// This user stopped it.
+    pub(super) fn held_by(&mut self, by: &Actor) {
+        self.next.held = true;
+        self.next.held_by = Some(by.clone());
+    }
+
+    /// It is to be saved, and that was wanted before: by a user, or because its time was up.
+    pub(super) fn hibernating_as_wanted(self) -> Stepped {
+        if self.next.held {
+            let by = self.next.held_by.clone().unwrap_or_else(|| self.next.cause.by.clone());
+            self.hibernating(Cause::UserStop, &by)
+        } else {
+            self.hibernating(Cause::Expired, &Actor::part("expiry"))
+        }
+    }
+
+    /// It is saved, and its instance removed.
+    pub(super) fn hibernating(mut self, cause: Cause, by: &Actor) -> Stepped {
+        self.next.desired = Desired::Hibernated;
+        self.next.entry = None;
+        let work = self.work(self.at.timings.save_ms);
+        self.enter(Phase::Hibernating { step: HibernateStep::Save, save_failed: false, work }, cause, by, None)
+    }
+
+    pub(super) fn hibernated(mut self, snapshot: SnapshotId, cause: Cause) -> Stepped {
+        self.next.expires_at_ms = None;
+        let by = self.next.held_by.clone().unwrap_or_else(|| self.next.cause.by.clone());
+        self.enter(Phase::Hibernated { snapshot }, cause, &by, None)
+    }
+
+    /// It ended because its time was up: that is a stop that nobody has to ask for (L5).
+    pub(super) fn expire(self) -> Stepped {
+        let by = Actor::part("expiry");
+        if !self.next.policy.persistent {
+            return self.stopping(Cause::Expired, &by, None);
+        }
+        // Who waits for it to run still does: that is looked at again once it is saved (L3).
+        let (desired, entry) = (self.next.desired, self.next.entry.clone());
+        let mut stepped = self.hibernating(Cause::Expired, &by);
+        if let (Stepped::Accepted(accepted), Some(entry)) = (&mut stepped, entry) {
+            accepted.next.desired = desired;
+            accepted.next.entry = Some(entry);
+        }
+        stepped
+    }
+
+    /// It is gone, or cannot be reached, and nobody asked for that.
+    pub(super) fn lost(mut self, cause: Cause, message: Option<String>) -> Stepped {
+        // An entry that came while it was being saved was never tried, so it is looked at again (L3). Any other one was.
+        match self.from {
+            PhaseName::Hibernating => {}
+            PhaseName::Provisioning
+            | PhaseName::Verifying
+            | PhaseName::Ready
+            | PhaseName::Frozen
+            | PhaseName::Hibernated
+            | PhaseName::Resuming
+            | PhaseName::Lost
+            | PhaseName::Failed
+            | PhaseName::Stopping
+            | PhaseName::Stopped => self.next.entry = None,
+        }
+        self.next.expires_at_ms = None;
+        self.enter(Phase::Lost, cause, &Actor::part("engine"), message)
+    }
+
+    /// Attempts are exhausted; what may be left is cleared.
+    pub(super) fn failed(mut self, cause: Cause, message: Option<String>) -> Stepped {
+        self.next.entry = None;
+        self.next.expires_at_ms = None;
+        let work = self.work(self.at.timings.stop_ms);
+        self.enter(Phase::Failed { work: Some(work) }, cause, &Actor::part("engine"), message)
+    }
+
+    /// What was to be cleared is.
+    pub(super) fn failed_and_cleared(mut self) -> Stepped {
+        self.next.phase = Phase::Failed { work: None };
+        self.is(Happened::Advanced)
+    }
+
+    /// A new instance is to be made, once the last one is proven gone.
+    pub(super) fn remake(mut self, rebuilds: u32, cause: Cause, by: &Actor, message: Option<String>) -> Stepped {
+        let mut work = self.work(self.at.timings.make_ms);
+        if rebuilds > 0 {
+            work.retry_at_ms = self.at.now_ms.saturating_add(backoff_ms(&work, rebuilds, self.at));
+        }
+        let step = MakeStep::Clear;
+        let phase = match self.next.saved.clone() {
+            Some(snapshot) => Phase::Resuming { step, snapshot, rebuilds, work },
+            None => Phase::Provisioning { step, rebuilds, work },
+        };
+        self.enter(phase, cause, by, message)
+    }
+
+    /// What was saved is to run again, under a new generation.
+    pub(super) fn resuming(mut self, snapshot: SnapshotId, cause: Cause, by: &Actor) -> Stepped {
+        self.next_generation();
+        let work = self.work(self.at.timings.make_ms);
+        self.enter(Phase::Resuming { step: MakeStep::Make, snapshot, rebuilds: 0, work }, cause, by, None)
+    }
+
+    /// The last generation is gone: the next one can be made, in what is left of the time.
+    pub(super) fn make(mut self, rebuilds: u32, snapshot: Option<SnapshotId>, deadline_at_ms: u64) -> Stepped {
+        if self.next.entry.is_none() {
+            return self.withdrawn(rebuilds, snapshot);
+        }
+        self.next_generation();
+        let work = Work { deadline_at_ms, ..self.work(0) };
+        let step = MakeStep::Make;
+        self.next.phase = match snapshot {
+            Some(snapshot) => Phase::Resuming { step, snapshot, rebuilds, work },
+            None => Phase::Provisioning { step, rebuilds, work },
+        };
+        self.is(Happened::Advanced)
+    }
+
+    /// Nobody wants the next one any more, and nothing is left of the last: what was stopped stays stopped (L9).
+    fn withdrawn(self, rebuilds: u32, snapshot: Option<SnapshotId>) -> Stepped {
+        let why = Some("stopped before another instance was made".to_owned());
+        let by = self.next.held_by.clone();
+        let mut stepped = match snapshot {
+            Some(snapshot) => self.hibernated(snapshot, Cause::UserStop),
+            None if rebuilds == 0 => self.lost(Cause::UserStop, why),
+            None => self.failed(Cause::UserStop, why),
+        };
+        if let (Stepped::Accepted(accepted), Some(by)) = (&mut stepped, by) {
+            accepted.next.cause.by = by;
+        }
+        stepped
+    }
+
+    /// What was found out about the last instance says nothing about the next.
+    fn next_generation(&mut self) {
+        self.next.generation = self.next.generation.next();
+        self.next.evidence = Evidence::default();
+        self.next.observed = None;
+    }
+
+    /// It has to show that it works.
+    pub(super) fn verifying(mut self, verify: Verify, cause: Cause, by: &Actor, message: Option<String>) -> Stepped {
+        let Verify { step, rebuilds, findings, was_ready } = verify;
+        let mut work = self.work(self.at.timings.verify_ms);
+        if findings > 0 {
+            work.retry_at_ms = self.at.now_ms.saturating_add(backoff_ms(&work, 1, self.at));
+        }
+        let found_at_ms = self.at.now_ms;
+        self.enter(Phase::Verifying { step, rebuilds, findings, found_at_ms, was_ready, work }, cause, by, message)
+    }
+
+    /// Every probe was well.
+    pub(super) fn ready(mut self) -> Stepped {
+        if let Some(entry) = self.next.entry.take() {
+            // Who was waited for does not idle before its window has passed since (L4).
+            self.next.active_at_ms = self.next.active_at_ms.max(entry.at_ms);
+        }
+        self.enter(Phase::Ready, Cause::Verified, &Actor::part("engine"), None)
+    }
+
+    pub(super) fn freezing(mut self) -> Stepped {
+        let work = self.work(self.at.timings.freeze_ms);
+        let phase = Phase::Frozen { step: FreezeStep::Freeze { work } };
+        self.enter(phase, Cause::Idle, &Actor::part("idle"), None)
+    }
+
+    /// The same effect again, under the same id, a little later.
+    pub(super) fn retry(mut self, why: String) -> Stepped {
+        let at = self.at;
+        if let Some(work) = self.next.phase.work_mut() {
+            work.retry_at_ms = at.now_ms.saturating_add(backoff_ms(work, work.attempt, at));
+            work.attempt = work.attempt.saturating_add(1);
+        }
+        self.next.cause.message = Some(why);
+        self.is(Happened::Retrying)
+    }
+
+    /// A deadline passed in a phase that cannot be left for it: it is said, and tried on.
+    pub(super) fn overdue(mut self, limit_ms: u64, cause: Cause) -> Stepped {
+        let at = self.at;
+        if let Some(work) = self.next.phase.work_mut() {
+            work.deadline_at_ms = at.now_ms.saturating_add(limit_ms);
+            work.retry_at_ms = 0;
+            work.overdue = true;
+        }
+        self.next.cause = Caused { cause, at_ms: at.now_ms, ..self.next.cause };
+        self.is(Happened::Overdue)
+    }
+}
+
+/// How a verification begins.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Verify {
+    pub(super) step: VerifyStep,
+    pub(super) rebuilds: u32,
+    pub(super) findings: u32,
+    pub(super) was_ready: bool,
+}
+
+/// Doubles with every try, up to a bound, and differs from one operation to the next so that many do not come at once.
+fn backoff_ms(work: &Work, attempt: u32, at: Moment<'_>) -> u64 {
+    let doubled = at.timings.backoff_ms.saturating_mul(1 << (attempt.saturating_sub(1)).min(16));
+    let wait_ms = doubled.min(at.timings.backoff_ms_max);
+    // FNV-1a: no randomness here, and none needed.
+    let hash = work
+        .operation
+        .as_str()
+        .bytes()
+        .chain(attempt.to_le_bytes())
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    wait_ms / 2 + hash % (wait_ms / 2 + 1)
+}

@@ -1,0 +1,93 @@
+//! The one function by which a record changes. Total: every event has an answer in every phase.
+
+mod asked;
+mod done;
+mod draft;
+mod due;
+mod seen;
+
+use super::event::Event;
+use super::phase::PhaseName;
+use super::{Moment, Sandbox};
+
+/// The answer to an event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Stepped {
+    /// The record changes.
+    Accepted(Box<Accepted>),
+    /// It does not, and nobody has to hear of it.
+    Ignored(Ignored),
+    /// It does not, and whoever asked is told why.
+    Denied(Denial),
+}
+
+/// A change of the record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Accepted {
+    /// The record after it, with a new version.
+    pub next: Sandbox,
+    /// What kind of change it is, for the journal.
+    pub happened: Happened,
+}
+
+/// What kind of change it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Happened {
+    /// A transition.
+    Moved {
+        /// From.
+        from: PhaseName,
+        /// To.
+        to: PhaseName,
+    },
+    /// What is wanted was recorded; it is acted upon when the current transition ends.
+    Wanted,
+    /// The phase has its next effect.
+    Advanced,
+    /// An effect will be tried again.
+    Retrying,
+    /// A deadline passed in a phase that cannot be left for it: somebody has to hear of it.
+    Overdue,
+}
+
+/// Why an event changes nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ignored {
+    /// It is the outcome of an operation that is not outstanding any more.
+    StaleOperation,
+    /// It is about another generation.
+    StaleGeneration,
+    /// It is so already.
+    NothingNew,
+    /// The time has not come.
+    NotDue,
+    /// It is, or may be, in use.
+    NotIdle,
+    /// What is under way will find out by itself.
+    Busy,
+    /// An outcome that the outstanding effect cannot have.
+    Misplaced,
+}
+
+/// Why something is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Denial {
+    /// It was deleted, or stopped and not persistent: nothing brings it back (L9).
+    Gone,
+    /// A user stopped it, and this entry is not somebody's explicit will (L9).
+    Held,
+}
+
+/// What this event does to this record.
+pub fn step(sandbox: &Sandbox, event: &Event, at: Moment<'_>) -> Stepped {
+    match event {
+        Event::Enter { kind, by } => asked::enter(sandbox, *kind, by, at),
+        Event::Stop { by } => asked::stop(sandbox, by, at),
+        Event::Delete { by } => asked::delete(sandbox, by, at),
+        Event::Idle => asked::idle(sandbox, at),
+        Event::Done { operation, outcome } => done::done(sandbox, operation, outcome, at),
+        Event::Seen { generation, seen, observed } => seen::seen(sandbox, *generation, seen, observed, at),
+        Event::Probed { generation, evidence } => seen::probed(sandbox, *generation, evidence, at),
+        Event::Due => due::due(sandbox, at),
+    }
+}

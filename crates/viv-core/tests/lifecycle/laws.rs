@@ -1,0 +1,275 @@
+//! What holds of every single step, said without looking at how `step` does it.
+
+use viv_core::EndCause;
+use viv_core::lifecycle::{
+    Accepted, Cause, Denial, Desired, Event, Evidence, Finding, FreezeStep, Happened, HibernateStep, Ignored, MakeStep,
+    Outcome, Phase, PhaseName, Sandbox, Seen, Stepped, Timings, VerifyStep, outstanding,
+};
+
+/// Whether nothing is under way.
+pub(crate) fn is_settled(phase: &Phase) -> bool {
+    match phase {
+        Phase::Ready | Phase::Hibernated { .. } | Phase::Lost | Phase::Stopped => true,
+        Phase::Frozen { step } => *step == FreezeStep::Done,
+        Phase::Failed { work } => work.is_none(),
+        Phase::Provisioning { .. }
+        | Phase::Verifying { .. }
+        | Phase::Hibernating { .. }
+        | Phase::Resuming { .. }
+        | Phase::Stopping { .. } => false,
+    }
+}
+
+/// Panics unless the answer keeps every law.
+pub(crate) fn check(before: &Sandbox, event: &Event, now_ms: u64, answer: &Stepped) {
+    match answer {
+        Stepped::Accepted(accepted) => {
+            record(before, accepted, now_ms);
+            generation(before, event, accepted);
+            operations(before, &accepted.next, now_ms);
+            arrivals(before, event, accepted);
+            wishes(before, event, accepted);
+            whose(before, event, accepted);
+            patience(before, event, accepted, now_ms);
+        }
+        Stepped::Ignored(why) => ignored(before, event, *why),
+        Stepped::Denied(why) => {
+            let Event::Enter { kind, .. } = event else { panic!("only entries are denied, not {event:?}") };
+            let gone = before.deleted || before.desired == Desired::Gone;
+            match why {
+                Denial::Gone => assert!(gone),
+                Denial::Held => assert!(before.held && !kind.is_explicit()),
+            }
+        }
+    }
+}
+
+fn ignored(before: &Sandbox, event: &Event, why: Ignored) {
+    let current = before.phase.work().map(|work| &work.operation);
+    match event {
+        Event::Done { operation, .. } => {
+            let stale = current != Some(operation);
+            assert_eq!(stale, why == Ignored::StaleOperation, "{event:?} in {:?}", before.phase);
+            assert!(stale || why == Ignored::Misplaced, "{event:?} in {:?}: {why:?}", before.phase);
+        }
+        Event::Seen { generation, .. } | Event::Probed { generation, .. } => {
+            assert_eq!(*generation != before.generation, why == Ignored::StaleGeneration);
+        }
+        Event::Due => assert_eq!(why, Ignored::NotDue),
+        Event::Idle => assert!(matches!(why, Ignored::NotIdle | Ignored::Busy | Ignored::NothingNew)),
+        Event::Enter { .. } | Event::Stop { .. } | Event::Delete { .. } => assert_eq!(why, Ignored::NothingNew),
+    }
+    if let Event::Enter { .. } = event {
+        // Whoever asks is answered by what is there, or by what is under way.
+        assert!(before.desired == Desired::Running && (before.entry.is_some() || before.phase == Phase::Ready));
+    }
+    if let Event::Stop { .. } = event {
+        assert!(before.desired != Desired::Running && before.entry.is_none(), "a stop was dropped: {before:?}");
+    }
+}
+
+/// The version grows by exactly one; who it is and by which policy it lives never change (L16); every transition has a
+/// cause and a time (T10).
+fn record(before: &Sandbox, accepted: &Accepted, now_ms: u64) {
+    let next = &accepted.next;
+    assert_eq!(next.version, before.version + 1);
+    assert_eq!(next.policy, before.policy);
+    assert_eq!(
+        (&next.id, &next.project, &next.name, &next.spec, &next.labels, next.created_at_ms, next.token),
+        (&before.id, &before.project, &before.name, &before.spec, &before.labels, before.created_at_ms, before.token)
+    );
+    let (from, to) = (before.phase.name(), next.phase.name());
+    if from == to {
+        assert!(!matches!(accepted.happened, Happened::Moved { .. }));
+        assert_eq!(next.phase_since_ms, before.phase_since_ms);
+    } else {
+        assert_eq!(accepted.happened, Happened::Moved { from, to });
+        assert_eq!((next.phase_since_ms, next.cause.at_ms), (now_ms, now_ms));
+    }
+}
+
+/// The generation grows by one, only when an instance is to be made, only for somebody who waits for it, and only after
+/// the last one was seen to be gone (T5, L4, L15).
+fn generation(before: &Sandbox, event: &Event, accepted: &Accepted) {
+    let next = &accepted.next;
+    if next.generation == before.generation {
+        return;
+    }
+    assert_eq!(next.generation, before.generation.next());
+    assert!(next.entry.is_some() && next.desired == Desired::Running, "nobody wants {next:?}");
+    assert_eq!((&next.evidence, &next.observed), (&Evidence::default(), &None), "that was about the last one");
+    assert!(matches!(
+        next.phase,
+        Phase::Provisioning { step: MakeStep::Make, .. } | Phase::Resuming { step: MakeStep::Make, .. }
+    ));
+    let cleared = match &before.phase {
+        Phase::Hibernated { .. } => true,
+        Phase::Provisioning { step, .. } | Phase::Resuming { step, .. } => {
+            *step == MakeStep::Clear && matches!(event, Event::Done { outcome: Outcome::Cleared, .. })
+        }
+        Phase::Verifying { .. }
+        | Phase::Ready
+        | Phase::Frozen { .. }
+        | Phase::Hibernating { .. }
+        | Phase::Lost
+        | Phase::Failed { .. }
+        | Phase::Stopping { .. }
+        | Phase::Stopped => false,
+    };
+    assert!(cleared, "{event:?} made another one of {:?}", before.phase);
+}
+
+/// What is outstanding has an id of its own and a deadline; what is settled has nothing outstanding.
+fn operations(before: &Sandbox, next: &Sandbox, now_ms: u64) {
+    assert_eq!(outstanding(next).is_none(), is_settled(&next.phase), "{:?}", next.phase);
+    assert!(next.operations == before.operations || next.operations == before.operations + 1);
+    let (last, now) = (before.phase.work(), next.phase.work());
+    let Some(work) = now else { return };
+    let kept = last.is_some_and(|last| last.operation == work.operation);
+    assert_eq!(kept, next.operations == before.operations, "an id is used twice, or for nothing: {work:?}");
+    if !kept {
+        assert!(work.operation.as_str().ends_with(&format!("x{}", next.operations)));
+        // The making that follows a clearing has what the clearing left of the time.
+        let continued = last.is_some_and(|last| last.deadline_at_ms == work.deadline_at_ms);
+        assert!(continued || work.deadline_at_ms > now_ms || now_ms == u64::MAX);
+    }
+    assert!(next.due_at_ms().is_some());
+}
+
+/// Where a phase can be reached at all, this is the only way.
+fn arrivals(before: &Sandbox, event: &Event, accepted: &Accepted) {
+    let next = &accepted.next;
+    let Happened::Moved { from, to } = accepted.happened else { return };
+    let cleared = matches!(event, Event::Done { outcome: Outcome::Cleared, .. });
+    match to {
+        PhaseName::Ready => {
+            let Event::Done { outcome: Outcome::Probed(evidence), .. } = event else { panic!("ready by {event:?}") };
+            assert_eq!(from, PhaseName::Verifying);
+            let ports_checked = before.spec.ports.iter().all(|port| evidence.ports.iter().any(|at| at.port == *port));
+            let all = [&evidence.exec, &evidence.filesystem].into_iter().flatten();
+            let all: Vec<_> = all.chain(evidence.ports.iter().map(|port| &port.check)).collect();
+            assert!(ports_checked && all.len() == 2 + evidence.ports.len());
+            assert!(all.iter().all(|check| check.finding == Finding::Ok), "{evidence:?}");
+            assert_eq!(next.evidence, *evidence);
+        }
+        PhaseName::Stopped => assert!(from == PhaseName::Stopping && cleared),
+        PhaseName::Hibernated => {
+            let clearing = matches!(
+                before.phase,
+                Phase::Hibernating { step: HibernateStep::Clear, .. } | Phase::Resuming { step: MakeStep::Clear, .. }
+            );
+            assert!(clearing && cleared && next.saved.is_some());
+        }
+        PhaseName::Provisioning | PhaseName::Resuming => match from {
+            PhaseName::Hibernated | PhaseName::Lost | PhaseName::Failed => {
+                let waited_for = before.entry.is_some() && *event == Event::Due;
+                assert!(matches!(event, Event::Enter { .. }) || waited_for, "{event:?} woke {before:?}");
+            }
+            PhaseName::Verifying => assert!(before.entry.is_some()),
+            PhaseName::Provisioning
+            | PhaseName::Ready
+            | PhaseName::Frozen
+            | PhaseName::Hibernating
+            | PhaseName::Resuming
+            | PhaseName::Stopping
+            | PhaseName::Stopped => panic!("{from:?} → {to:?}"),
+        },
+        PhaseName::Verifying
+        | PhaseName::Frozen
+        | PhaseName::Hibernating
+        | PhaseName::Lost
+        | PhaseName::Failed
+        | PhaseName::Stopping => {}
+    }
+}
+
+/// A transition that a user asked for is theirs, whenever it is made (O7).
+fn whose(before: &Sandbox, event: &Event, accepted: &Accepted) {
+    let Happened::Moved { .. } = accepted.happened else { return };
+    if accepted.next.cause.cause == Cause::UserStop {
+        let by = match event {
+            Event::Stop { by } => Some(by),
+            Event::Done { .. } if accepted.next.is_over() => Some(&before.cause.by),
+            Event::Enter { .. }
+            | Event::Delete { .. }
+            | Event::Idle
+            | Event::Done { .. }
+            | Event::Seen { .. }
+            | Event::Probed { .. }
+            | Event::Due => before.held_by.as_ref(),
+        };
+        assert_eq!(Some(&accepted.next.cause.by), by, "{event:?}");
+    }
+}
+
+/// What somebody asked for is done, and nothing that nobody asked for (L9, L20).
+fn wishes(before: &Sandbox, event: &Event, accepted: &Accepted) {
+    let next = &accepted.next;
+    if before.deleted || before.desired == Desired::Gone {
+        assert_eq!(next.desired, Desired::Gone);
+        assert!(matches!(next.phase, Phase::Stopping { .. } | Phase::Stopped));
+    }
+    if next.deleted {
+        assert!(matches!(next.phase, Phase::Stopping { .. } | Phase::Stopped), "{next:?}");
+    }
+    if next.desired == Desired::Gone {
+        assert!(next.entry.is_none());
+    }
+    let entered = matches!(event, Event::Enter { .. });
+    assert!(entered || before.entry.is_some() || next.entry.is_none(), "an entry out of nothing");
+    if before.held && !next.held {
+        assert!(matches!(event, Event::Enter { kind, .. } if kind.is_explicit()));
+    }
+    if before.held && next.held {
+        assert!(next.desired != Desired::Running && next.entry.is_none());
+    }
+    assert!(!next.held || next.held_by.is_some());
+    if let Event::Stop { by } = event {
+        assert!(next.desired != Desired::Running && next.entry.is_none());
+        assert!(next.desired == Desired::Gone || next.held_by.as_ref() == Some(by));
+        assert_eq!(next.desired == Desired::Hibernated, next.policy.persistent);
+    }
+    let undone = matches!(event, Event::Stop { .. } | Event::Delete { .. });
+    if before.phase.name() == PhaseName::Hibernating && before.entry.is_some() && !undone {
+        assert!(next.entry.is_some(), "an entry during hibernating was forgotten: {next:?}");
+    }
+    let expired = matches!(event, Event::Seen { seen: Seen::Ended(EndCause::Expired), .. });
+    if expired && next.policy.persistent {
+        assert_eq!(next.entry, before.entry, "who waits for what has expired still does");
+    }
+    if entered {
+        assert_eq!(next.desired, Desired::Running);
+        assert!(next.entry.is_some() || next.phase == Phase::Ready);
+    }
+}
+
+/// Timeouts never replace; findings do when there are enough, over enough time; a look at what is gone does (T7).
+fn patience(before: &Sandbox, event: &Event, accepted: &Accepted, now_ms: u64) {
+    let next = &accepted.next;
+    let timings = Timings::default();
+    if let (Event::Seen { seen: Seen::Frozen, .. }, Phase::Verifying { step, .. }) = (event, &next.phase) {
+        assert_eq!(*step, VerifyStep::Thaw, "nothing is said to a frozen agent");
+    }
+    if accepted.happened == Happened::Overdue {
+        assert!(*event == Event::Due && before.phase.work().is_some_and(|work| work.deadline_at_ms <= now_ms));
+        assert!(next.phase.work().is_some_and(|work| work.overdue));
+    }
+    let Phase::Verifying { findings, found_at_ms, .. } = before.phase else { return };
+    if next.phase.name() == PhaseName::Verifying || next.phase.name() == PhaseName::Ready {
+        return;
+    }
+    match event {
+        Event::Done { outcome: Outcome::Probed(evidence), .. } => {
+            let bad = matches!(evidence.finding(), Some(Finding::Unhealthy | Finding::Gone));
+            let checked_ms = evidence.at_ms().expect("something was checked").min(now_ms);
+            assert!(bad && findings + 1 >= timings.findings_min, "given up for {evidence:?}");
+            assert!(checked_ms - found_at_ms >= timings.findings_span_ms);
+        }
+        Event::Seen { seen, .. } => assert!(matches!(seen, Seen::Ended(_) | Seen::Absent)),
+        Event::Stop { .. } | Event::Delete { .. } => {}
+        Event::Due => {
+            assert!(!matches!(next.phase, Phase::Provisioning { .. } | Phase::Resuming { .. }), "replaced for time");
+        }
+        Event::Enter { .. } | Event::Idle | Event::Done { .. } | Event::Probed { .. } => panic!("{event:?}"),
+    }
+}

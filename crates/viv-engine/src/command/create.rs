@@ -1,0 +1,99 @@
+//! Create (L1): the intent commits before any provider call.
+
+use std::collections::BTreeMap;
+
+use viv_core::SandboxId;
+use viv_core::lifecycle::{Actor, NewSandbox, Sandbox};
+use viv_core::spec::{Name, Policy, Project, SandboxSpec, check_pairs};
+use viv_store::{Change, Idempotency, StoreError};
+
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::gate::Gate;
+use crate::journal;
+use crate::read::View;
+
+/// A sandbox that somebody wants.
+#[derive(Debug, Clone)]
+pub struct CreateRequest {
+    /// Whose it is.
+    pub project: Project,
+    /// What it is called.
+    pub name: Option<Name>,
+    /// What its instances are made of.
+    pub spec: SandboxSpec,
+    /// By which rules it lives.
+    pub policy: Policy,
+    /// Free labels.
+    pub labels: BTreeMap<String, String>,
+    /// Who asks.
+    pub by: Actor,
+    /// The key under which the request can be repeated.
+    pub key: Option<KeyedBy>,
+}
+
+/// A key that a client gave, with a hash of the body that came with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyedBy {
+    /// The key.
+    pub key: String,
+    /// The hash.
+    pub body_hash: [u8; 32],
+}
+
+/// What came of a create.
+#[derive(Debug, Clone)]
+pub struct Created {
+    /// The sandbox.
+    pub view: View,
+    /// Whether this request made it; otherwise one before it with the same key did.
+    pub fresh: bool,
+}
+
+impl Engine {
+    /// Records a new sandbox, and answers before it is made: see [`Engine::wait_ready`].
+    pub async fn create(&self, request: CreateRequest) -> Result<Created, EngineError> {
+        let inner = &self.inner;
+        if inner.is_ending() {
+            return Err(EngineError::ShuttingDown);
+        }
+        let CreateRequest { project, name, spec, policy, labels, by, key } = request;
+        spec.check()?;
+        policy.check()?;
+        check_pairs("labels", &labels)?;
+        let at = inner.moment();
+        let idempotency = key.map(|KeyedBy { key, body_hash }| Idempotency {
+            project: project.clone(),
+            route: "sandboxes.create".to_owned(),
+            key,
+            body_hash,
+            at_ms: at.now_ms,
+        });
+        let id = SandboxId::from_bytes((inner.draw)());
+        let named = name.clone();
+        let new = NewSandbox { id, project: project.clone(), name, spec, policy, labels, by };
+        // The lease comes with the first effect; its token is not part of the intent.
+        let sandbox = Sandbox::create(new, viv_core::FencingToken(0), at);
+        let quota = inner.config.gates.is_on(Gate::Quota, &project, &sandbox.id).then_some(inner.config.quota);
+        let lines = vec![journal::created(&sandbox, at.now_ms)];
+        let change = Change { sandbox: sandbox.clone(), lines, idempotency: idempotency.clone(), quota };
+        match inner.store.commit(inner.epoch, change).await {
+            Ok(_) => {}
+            Err(StoreError::Repeated(before)) => {
+                if idempotency.is_some_and(|asked| asked.body_hash != before.body_hash) {
+                    return Err(EngineError::IdempotencyMismatch { sandbox: before.sandbox });
+                }
+                let sandbox = inner.load(&before.sandbox).await?;
+                return Ok(Created { view: inner.view(sandbox), fresh: false });
+            }
+            Err(StoreError::NameTaken { by }) => {
+                let name = named.map(|name| name.to_string()).unwrap_or_default();
+                return Err(EngineError::NameTaken { name, by });
+            }
+            Err(other) => return Err(other.into()),
+        }
+        inner.reached("create.committed");
+        inner.committed(&sandbox);
+        Ok(Created { view: inner.view(sandbox), fresh: true })
+    }
+}

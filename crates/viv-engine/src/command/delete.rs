@@ -1,0 +1,17 @@
+//! Delete: legal from every phase, and after it nothing is left (L20).
+
+use viv_core::SandboxId;
+use viv_core::lifecycle::{Actor, Event};
+
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::read::View;
+
+impl Engine {
+    /// Records that it is to be gone for ever, and answers at once: see [`Engine::wait_settled`].
+    pub async fn delete(&self, sandbox: &SandboxId, by: Actor) -> Result<View, EngineError> {
+        let record = self.inner.apply(sandbox, &Event::Delete { by }).await?.sandbox();
+        self.inner.reached("delete.committed");
+        Ok(self.inner.view(record))
+    }
+}

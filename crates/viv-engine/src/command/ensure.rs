@@ -1,0 +1,27 @@
+//! Ensure (L3): joins what is ready, waits for what is in transition, recreates what is lost or failed.
+
+use viv_core::SandboxId;
+use viv_core::lifecycle::{Actor, EntryKind, Event, Phase};
+
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::read::View;
+
+impl Engine {
+    /// Records that somebody wants it to run, and answers at once: see [`Engine::wait_ready`].
+    pub async fn ensure(&self, sandbox: &SandboxId, kind: EntryKind, by: Actor) -> Result<View, EngineError> {
+        let inner = &self.inner;
+        if inner.is_ending() {
+            return Err(EngineError::ShuttingDown);
+        }
+        let record = inner.apply(sandbox, &Event::Enter { kind, by }).await?.sandbox();
+        inner.reached("ensure.committed");
+        inner.active(&record.id).await?;
+        let view = inner.view(record);
+        // What it joins has to be known to work, not only recorded so (T4).
+        if view.sandbox.phase == Phase::Ready && view.status != viv_core::lifecycle::Status::Ready {
+            return self.verify(sandbox).await;
+        }
+        Ok(view)
+    }
+}

@@ -1,0 +1,110 @@
+//! Everything that is known of one sandbox, apart and together (T8), with what it means in words.
+
+use viv_core::lifecycle::{Finding, Phase, Status};
+use viv_core::spec::Project;
+use viv_provider::{Observation, Whereabouts};
+use viv_store::Lease;
+
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::read::{View, Which, has_instance};
+
+/// Everything that is known of one sandbox.
+#[derive(Debug, Clone)]
+pub struct Diagnosis {
+    /// How it is.
+    pub view: View,
+    /// What the provider says right now; an error in words when it did not.
+    pub provider: Result<Observation, String>,
+    /// Its locks (L15).
+    pub locks: Vec<Lease>,
+    /// Where its parts are on the host.
+    pub whereabouts: Option<Whereabouts>,
+    /// When each client last looked.
+    pub reads: Vec<(String, u64)>,
+    /// What that means, and what helps.
+    pub remarks: Vec<Remark>,
+}
+
+/// One thing that is worth saying.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Remark {
+    /// A stable word.
+    pub code: &'static str,
+    /// In words.
+    pub what: String,
+    /// A command that helps.
+    pub helps: String,
+}
+
+impl Engine {
+    /// Looks at everything. A read: it changes nothing but what is found changed (T9).
+    pub async fn diagnose(&self, project: &Project, which: &Which) -> Result<Diagnosis, EngineError> {
+        let inner = &self.inner;
+        let sandbox = inner.find(project, which).await?;
+        let locks = inner.store.leases(&sandbox.id).await?;
+        let instance = viv_provider::InstanceRef { sandbox: sandbox.id.clone(), generation: sandbox.generation };
+        let budget = inner.config.budgets.probe;
+        let provider = inner.call(&sandbox.id, budget, inner.provider.observe(&instance)).await;
+        let provider = provider.map_err(|error| crate::effect::in_words(&error));
+        let whereabouts = if has_instance(&sandbox) {
+            inner.call(&sandbox.id, budget, inner.provider.whereabouts(&instance)).await.ok()
+        } else {
+            None
+        };
+        let reads = inner.knowledge.reads(&sandbox.id);
+        let view = inner.view(sandbox);
+        let remarks = remarks(&view);
+        Ok(Diagnosis { view, provider, locks, whereabouts, reads, remarks })
+    }
+}
+
+fn remarks(view: &View) -> Vec<Remark> {
+    let id = &view.sandbox.id;
+    let mut remarks = Vec::new();
+    let mut say = |code, what: String, helps: String| remarks.push(Remark { code, what, helps });
+    let message = view.sandbox.cause.message.clone().unwrap_or_default();
+    if view.status == Status::Unverified {
+        let age = view.evidence.at_ms().map_or_else(
+            || "it was not probed since the daemon began".to_owned(),
+            |at_ms| format!("the last probe was {} s ago", view.now_ms.saturating_sub(at_ms) / 1000),
+        );
+        say("unverified", age, format!("viv show --verify {id}"));
+    }
+    match view.evidence.finding() {
+        Some(Finding::Unhealthy) => {
+            let what = view.evidence.complaint().unwrap_or_default();
+            say("unhealthy", format!("a probe got a wrong answer: {what}"), format!("viv logs {id}"));
+        }
+        Some(Finding::Timeout) => {
+            let what = "a probe got no answer: the agent hangs, is stopped or frozen".to_owned();
+            say("no_answer", what, format!("viv show --verify {id}, or viv stop {id}"));
+        }
+        Some(Finding::Gone | Finding::Ok) | None => {}
+    }
+    if view.sandbox.phase.work().is_some_and(|work| work.overdue) {
+        let what = format!("{} takes longer than it may: {message}", view.sandbox.phase.name().as_str());
+        say("overdue", what, format!("viv timeline {id}"));
+    }
+    match &view.sandbox.phase {
+        Phase::Lost => {
+            let what =
+                format!("its instance ended or cannot be reached: {} {message}", view.sandbox.cause.cause.code());
+            say("lost", what, format!("viv ensure {id} makes a new one, viv rm {id} removes it"));
+        }
+        Phase::Failed { .. } => {
+            let what = format!("it could not be brought up: {} {message}", view.sandbox.cause.cause.code());
+            say("failed", what, format!("viv timeline {id}; then viv ensure {id} or viv rm {id}"));
+        }
+        Phase::Provisioning { .. }
+        | Phase::Verifying { .. }
+        | Phase::Ready
+        | Phase::Frozen { .. }
+        | Phase::Hibernating { .. }
+        | Phase::Hibernated { .. }
+        | Phase::Resuming { .. }
+        | Phase::Stopping { .. }
+        | Phase::Stopped => {}
+    }
+    remarks
+}

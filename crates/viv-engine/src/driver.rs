@@ -1,0 +1,169 @@
+//! One owner per sandbox, there only while there is work: it performs one effect, records its outcome, and looks again.
+
+use std::collections::HashMap;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+use viv_core::SandboxId;
+use viv_core::lifecycle::{Effect, Event, Sandbox, Work, outstanding};
+
+use crate::engine::{Applied, Inner};
+use crate::error::EngineError;
+
+/// How long a driver waits before it asks a store again that failed.
+const STORE_PAUSE: Duration = Duration::from_millis(500);
+
+/// All drivers that are at work.
+#[derive(Debug, Default)]
+pub(crate) struct Drivers {
+    working: Mutex<HashMap<SandboxId, Arc<Driver>>>,
+}
+
+#[derive(Debug, Default)]
+struct Driver {
+    /// Something may have changed since it last looked.
+    woken: AtomicBool,
+    bell: Notify,
+    task: Mutex<Option<AbortHandle>>,
+}
+
+impl Drivers {
+    fn lock(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<Driver>>> {
+        self.working.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many are at work.
+    pub(crate) fn len(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// Ends all of them, where they are.
+    pub(crate) fn end(&self) {
+        for driver in self.lock().drain().map(|(_, driver)| driver) {
+            if let Some(task) = driver.task.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                task.abort();
+            }
+        }
+    }
+}
+
+/// Takes a driver out when it ends, also by a panic: the next wake starts another.
+struct AtWork {
+    inner: Arc<Inner>,
+    sandbox: SandboxId,
+    driver: Arc<Driver>,
+}
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        let mut working = self.inner.drivers.lock();
+        if working.get(&self.sandbox).is_some_and(|other| Arc::ptr_eq(other, &self.driver)) {
+            working.remove(&self.sandbox);
+        }
+    }
+}
+
+impl Inner {
+    /// Something may have changed: its driver looks, and is started for that if there is none.
+    pub(crate) fn wake(self: &Arc<Self>, sandbox: &SandboxId) {
+        if self.is_ending() {
+            return;
+        }
+        let mut working = self.drivers.lock();
+        if let Some(driver) = working.get(sandbox) {
+            driver.woken.store(true, Ordering::SeqCst);
+            driver.bell.notify_one();
+            return;
+        }
+        let driver = Arc::new(Driver::default());
+        working.insert(sandbox.clone(), driver.clone());
+        let at_work = AtWork { inner: self.clone(), sandbox: sandbox.clone(), driver: driver.clone() };
+        let task = tokio::spawn(drive(at_work)).abort_handle();
+        *driver.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
+    }
+
+    /// Looks at the record once and does what it says. Whether it has to be looked at again at once.
+    async fn look(self: &Arc<Self>, sandbox: &SandboxId, driver: &Driver) -> Result<bool, EngineError> {
+        let Some(record) = self.store.get(sandbox).await? else { return Ok(false) };
+        self.attend(&record);
+        let now_ms = self.clock.now_ms();
+        if record.due_at_ms().is_some_and(|due_ms| due_ms <= now_ms)
+            && let Applied::Changed(_) = self.apply(sandbox, &Event::Due).await?
+        {
+            return Ok(true);
+        }
+        if record.expires_at_ms.is_some_and(|at_ms| at_ms <= now_ms) && self.look_at_expiry(&record).await? {
+            return Ok(true);
+        }
+        let Some((effect, work)) = outstanding(&record) else { return Ok(false) };
+        if work.retry_at_ms > now_ms {
+            return Ok(false);
+        }
+        self.work(&record, &effect, work, driver).await
+    }
+
+    /// Performs the effect that is outstanding, unless the record turns to something else meanwhile.
+    async fn work(
+        self: &Arc<Self>,
+        record: &Sandbox,
+        effect: &Effect,
+        work: &Work,
+        driver: &Driver,
+    ) -> Result<bool, EngineError> {
+        let mut performed = pin!(self.perform(record, effect, work));
+        let deadline = self.clock.at(work.deadline_at_ms);
+        let outcome = loop {
+            tokio::select! {
+                biased;
+                outcome = &mut performed => break outcome?,
+                () = driver.bell.notified() => {
+                    // The effect is dropped when the record does not want it any more: what is outstanding then
+                    // names the same generation, so the provider's fence puts the two into an order.
+                    let now = self.load(&record.id).await?;
+                    if outstanding(&now).is_none_or(|(_, now)| now.operation != work.operation) {
+                        return Ok(true);
+                    }
+                }
+                () = tokio::time::sleep_until(deadline) => return Ok(true),
+            }
+        };
+        if let Some(outcome) = outcome {
+            let event = Event::Done { operation: work.operation.clone(), outcome };
+            self.reached(&format!("{}.after", effect.code()));
+            self.apply(&record.id, &event).await?;
+            self.reached(&format!("{}.recorded", effect.code()));
+        }
+        Ok(true)
+    }
+}
+
+async fn drive(at_work: AtWork) {
+    let AtWork { inner, sandbox, driver } = &at_work;
+    loop {
+        driver.woken.store(false, Ordering::SeqCst);
+        match inner.look(sandbox, driver).await {
+            Ok(true) => continue,
+            Ok(false) => {}
+            // The record is as it was, so it is looked at again; who waits is told by the record's own deadlines.
+            Err(error) => {
+                inner.heed(&error);
+                tracing::warn!(component = "driver", sandbox = %sandbox, %error, "looks again in a moment");
+                inner.pause(STORE_PAUSE).await;
+                if inner.is_ending() {
+                    return;
+                }
+                continue;
+            }
+        }
+        // Under the lock that a wake takes: either it finds this driver, or it starts another.
+        let mut working = inner.drivers.lock();
+        if !driver.woken.load(Ordering::SeqCst) {
+            working.remove(sandbox);
+            return;
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! What is done at the provider. An acknowledged call proves nothing, a look does.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use viv_core::lifecycle::{Effect, Failure, FailureKind, Observed, Outcome, Sandbox, Seen, Work};
+use viv_core::{Generation, SnapshotId};
+use viv_provider::{
+    InstanceRef, InstanceSpec, InstanceState, Mutation, Observation, ObservedVia, PageRequest, ProviderError,
+    SaveRequest,
+};
+use viv_store::LeaseKind;
+
+use crate::engine::Inner;
+use crate::error::EngineError;
+
+impl Inner {
+    /// Performs an effect. `None` when what was seen was applied already.
+    pub(crate) async fn perform(
+        self: &Arc<Self>,
+        record: &Sandbox,
+        effect: &Effect,
+        work: &Work,
+    ) -> Result<Option<Outcome>, EngineError> {
+        let token = self.token(&record.id).await?;
+        let mutation = |generation: Generation, budget: Duration| Mutation {
+            operation: work.operation.clone(),
+            generation,
+            token,
+            budget_ms: budget.as_millis() as u64,
+        };
+        let budgets = self.config.budgets;
+        self.reached(&format!("{}.before", effect.code()));
+        let outcome = match effect {
+            Effect::Create { generation } => self.make(record, &mutation(*generation, budgets.make), None).await?,
+            Effect::Restore { generation, snapshot } => {
+                self.make(record, &mutation(*generation, budgets.make), Some(snapshot)).await?
+            }
+            Effect::Probe { generation } => return self.probe_in_verification(record, *generation).await,
+            Effect::Freeze { generation } => {
+                let mutation = mutation(*generation, budgets.call);
+                let done = self.call(&record.id, budgets.call, self.provider.freeze(&mutation, &record.id)).await;
+                done.map_or_else(failed, |()| Outcome::Frozen)
+            }
+            Effect::Thaw { generation } => {
+                let mutation = mutation(*generation, budgets.call);
+                let done = self.call(&record.id, budgets.call, self.provider.thaw(&mutation, &record.id)).await;
+                done.map_or_else(failed, |()| Outcome::Thawed)
+            }
+            Effect::Save { generation, snapshot } => {
+                let mutation = mutation(*generation, budgets.save);
+                let request = SaveRequest { snapshot: snapshot.clone(), live: false, memory: false };
+                let saved = self.provider.save(&mutation, &record.id, &request);
+                match self.call(&record.id, budgets.save, saved).await {
+                    Ok(_) => Outcome::Saved,
+                    // What is not there cannot be saved, now or later: that is something to see, not to try again.
+                    Err(ProviderError::Absent | ProviderError::StaleGeneration { .. })
+                        if self.look_at_instance(record, *generation).await? =>
+                    {
+                        return Ok(None);
+                    }
+                    Err(error) => failed(error),
+                }
+            }
+            Effect::Clear { generation } => self.clear(record, &mutation(*generation, budgets.clear)).await,
+        };
+        if let Outcome::Failed(Failure { what, .. }) = &outcome {
+            tracing::warn!(component = "driver", sandbox = %record.id, effect = effect.code(), %what, "did not succeed");
+        }
+        Ok(Some(outcome))
+    }
+
+    /// Makes an instance, under the start lock (L15).
+    async fn make(
+        &self,
+        record: &Sandbox,
+        mutation: &Mutation,
+        snapshot: Option<&SnapshotId>,
+    ) -> Result<Outcome, EngineError> {
+        let spec = instance_spec(record);
+        let (owner, budget) = (&self.config.owner, self.config.budgets.make);
+        let (now_ms, ttl_ms) = (self.clock.now_ms(), budget.as_millis() as u64);
+        let lock =
+            self.store.lease(self.epoch, &record.id, LeaseKind::Start, &self.config.holder, now_ms, ttl_ms).await?;
+        let made = match snapshot {
+            None => self.call(&record.id, budget, self.provider.create(mutation, &record.id, owner, &spec)).await,
+            Some(snapshot) => {
+                let restored = self.provider.restore(mutation, &record.id, owner, &spec, snapshot);
+                self.call(&record.id, budget, restored).await
+            }
+        };
+        self.store.release(self.epoch, &record.id, LeaseKind::Start, lock.token).await?;
+        Ok(match made {
+            Ok(Observation { state: InstanceState::Running | InstanceState::Frozen, deadline, .. }) => {
+                Outcome::Made { remaining_ms: deadline.map(|deadline| deadline.remaining_ms) }
+            }
+            Ok(Observation { state: InstanceState::Creating, .. }) => {
+                Outcome::Failed(Failure { kind: FailureKind::Unknown, what: "it is still being made".to_owned() })
+            }
+            Ok(seen) => Outcome::Failed(Failure { kind: FailureKind::Failed, what: format!("it is {}", seen.state) }),
+            Err(error) => failed(error),
+        })
+    }
+
+    /// Ends an instance and looks whether anything is left.
+    async fn clear(&self, record: &Sandbox, mutation: &Mutation) -> Outcome {
+        let budget = self.config.budgets.clear;
+        if let Err(error) = self.call(&record.id, budget, self.provider.destroy(mutation, &record.id)).await {
+            return failed(error);
+        }
+        let instance = InstanceRef { sandbox: record.id.clone(), generation: mutation.generation };
+        match self.call(&record.id, self.config.budgets.call, self.provider.observe(&instance)).await {
+            Ok(Observation { state: InstanceState::Absent, .. }) => {}
+            Ok(seen) => {
+                let what = format!("it was destroyed, and is {}", seen.state);
+                return Outcome::Failed(Failure { kind: FailureKind::Failed, what });
+            }
+            Err(error) => return failed(error),
+        }
+        if record.deleted
+            && record.policy.persistent
+            && let Err(error) = self.remove_snapshots(record, mutation).await
+        {
+            return failed(error);
+        }
+        Outcome::Cleared
+    }
+
+    /// What a deleted sandbox had saved goes with it, unless others were made from it (L11).
+    async fn remove_snapshots(&self, record: &Sandbox, mutation: &Mutation) -> Result<(), ProviderError> {
+        let mut page = PageRequest::default();
+        loop {
+            let found = self.provider.snapshots(&self.config.owner, page).await?;
+            for seen in found.items.iter().filter(|seen| seen.snapshot.source.sandbox == record.id) {
+                match self.provider.remove_snapshot(mutation, &record.id, &seen.snapshot.id).await {
+                    Ok(()) | Err(ProviderError::Conflict { .. }) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            let Some(next) = found.next else { return Ok(()) };
+            page = PageRequest { cursor: Some(next), limit: None };
+        }
+    }
+
+    /// A call to the provider: admitted by the breaker, with a deadline, and counted (J7).
+    pub(crate) async fn call<T>(
+        &self,
+        sandbox: &viv_core::SandboxId,
+        budget: Duration,
+        call: impl Future<Output = Result<T, ProviderError>>,
+    ) -> Result<T, ProviderError> {
+        let gated = !self.config.gates.is_off_everywhere(crate::gate::Gate::Breaker);
+        if gated && let Err(open) = self.breaker.admit(self.clock.now_ms()) {
+            let why = format!("{} failures in a row; tried again in {} ms", open.failures, open.retry_ms);
+            let source = std::io::Error::new(std::io::ErrorKind::WouldBlock, why);
+            return Err(ProviderError::Unavailable { what: self.provider.name().to_owned(), source });
+        }
+        let answer = match tokio::time::timeout(budget, call).await {
+            Ok(answer) => answer,
+            Err(_) => Err(ProviderError::TimedOut { what: "the provider", after_ms: budget.as_millis() as u64 }),
+        };
+        match &answer {
+            Err(error) if error.is_transient() => self.breaker.silent(sandbox.as_str(), self.clock.now_ms()),
+            Ok(_) | Err(_) => self.breaker.answered(),
+        }
+        answer
+    }
+}
+
+/// What an instance of this sandbox is made of.
+fn instance_spec(record: &Sandbox) -> InstanceSpec {
+    InstanceSpec {
+        image: record.spec.image.clone(),
+        limits: record.spec.limits.clone(),
+        network: record.spec.network.clone(),
+        env: record.spec.env.clone(),
+        workdir: record.spec.workdir.clone(),
+        labels: record.labels.clone(),
+        lifetime_ms: record.policy.lifetime_ms,
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "it is what map_or_else hands over")]
+fn failed(error: ProviderError) -> Outcome {
+    Outcome::Failed(failure(&error))
+}
+
+/// What an error means for the next try.
+fn failure(error: &ProviderError) -> Failure {
+    let kind = match error {
+        ProviderError::Invalid { .. } | ProviderError::Unsupported { .. } | ProviderError::NotFound { .. } => {
+            FailureKind::Refused
+        }
+        ProviderError::TimedOut { .. } | ProviderError::Unavailable { .. } | ProviderError::Fenced { .. } => {
+            FailureKind::Unknown
+        }
+        ProviderError::StaleGeneration { .. }
+        | ProviderError::Absent
+        | ProviderError::NotRunning { .. }
+        | ProviderError::Expired
+        | ProviderError::Conflict { .. }
+        | ProviderError::Exhausted { .. }
+        | ProviderError::Outdated { .. }
+        | ProviderError::Failed { .. } => FailureKind::Failed,
+    };
+    Failure { kind, what: in_words(error) }
+}
+
+/// An error with what is behind it.
+pub(crate) fn in_words(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut words = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        words = format!("{words}: {cause}");
+        source = cause.source();
+    }
+    words
+}
+
+/// An observation as an event has it; `None` when nothing is settled yet.
+pub(crate) fn seen(observation: &Observation) -> (Option<Seen>, Observed) {
+    let via = match observation.via {
+        ObservedVia::Supervisor => "supervisor",
+        ObservedVia::Record => "record",
+        ObservedVia::Api => "api",
+    };
+    let observed =
+        Observed { state: observation.state.to_string(), via: via.to_owned(), at_ms: observation.observed_at_ms };
+    let seen = match &observation.state {
+        InstanceState::Creating | InstanceState::Ending { .. } => None,
+        InstanceState::Running => Some(Seen::Running),
+        InstanceState::Frozen => Some(Seen::Frozen),
+        InstanceState::Ended(ended) => Some(Seen::Ended(ended.cause.clone())),
+        InstanceState::Absent => Some(Seen::Absent),
+    };
+    (seen, observed)
+}

@@ -1,0 +1,352 @@
+//! The engine itself, and the one way by which it changes a record.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Notify, watch};
+use viv_core::lifecycle::{Accepted, Event, Moment, Phase, Sandbox, Stepped, outstanding, step};
+use viv_core::{FencingToken, SandboxId};
+use viv_provider::Provider;
+use viv_store::{Change, Epoch, LeaseKind, Store, StoreError};
+
+use crate::breaker::{Breaker, BreakerStatus};
+use crate::clock::Clock;
+use crate::config::EngineConfig;
+use crate::driver::Drivers;
+use crate::error::{EngineError, denied};
+use crate::journal;
+use crate::knowledge::Knowledge;
+use crate::reconcile::{Health, Reconcilers};
+use crate::timer::Timer;
+use crate::watch::Watches;
+
+/// How often a change is tried again because somebody else changed the record first.
+const RACES_MAX: usize = 64;
+
+/// A lease of ours lasts as long as we own the store; it is shown, and taken over with the store.
+const LEASE_MS: u64 = 10 * 365 * 24 * 3600 * 1000;
+
+/// The hard deadline is the shim's; we look a moment later, in case its word was lost.
+const EXPIRY_SLACK_MS: u64 = 2_000;
+
+/// And again this much later, while it is still ending.
+const EXPIRY_AGAIN_MS: u64 = 1_000;
+
+/// Drives sandboxes from what is recorded to what is wanted. Clones are the same engine.
+#[derive(Clone)]
+pub struct Engine {
+    pub(crate) inner: Arc<Inner>,
+}
+
+/// Where 16 random bytes come from.
+pub(crate) type Draw = Box<dyn Fn() -> [u8; 16] + Send + Sync>;
+
+pub(crate) struct Inner {
+    pub(crate) config: EngineConfig,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) provider: Arc<dyn Provider>,
+    pub(crate) epoch: Epoch,
+    pub(crate) clock: Clock,
+    pub(crate) draw: Draw,
+    pub(crate) timer: Timer,
+    pub(crate) knowledge: Knowledge,
+    pub(crate) breaker: Breaker,
+    pub(crate) drivers: Drivers,
+    pub(crate) watches: Watches,
+    pub(crate) health: Health,
+    pub(crate) reconcilers: Reconcilers,
+    /// Who waits for a sandbox to change.
+    waiting: Mutex<HashMap<SandboxId, Arc<Notify>>>,
+    /// True once the daemon ends.
+    ending: watch::Sender<bool>,
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").field("provider", &self.inner.provider.name()).finish_non_exhaustive()
+    }
+}
+
+/// What came of an event.
+#[derive(Debug)]
+pub(crate) enum Applied {
+    /// The record changed to this.
+    Changed(Box<Sandbox>),
+    /// It did not.
+    Same(Box<Sandbox>),
+}
+
+impl Applied {
+    pub(crate) fn sandbox(self) -> Sandbox {
+        match self {
+            Self::Changed(sandbox) | Self::Same(sandbox) => *sandbox,
+        }
+    }
+}
+
+impl Engine {
+    /// Takes up what the store says is outstanding, adopts what lives, and starts to look after it.
+    ///
+    /// The caller owns the store under this epoch. Must be called in a tokio runtime.
+    pub async fn start(
+        config: EngineConfig,
+        store: Arc<dyn Store>,
+        provider: Arc<dyn Provider>,
+        epoch: Epoch,
+        clock: Clock,
+        draw: impl Fn() -> [u8; 16] + Send + Sync + 'static,
+    ) -> Result<Self, EngineError> {
+        let engine = Self {
+            inner: Arc::new(Inner {
+                config,
+                store,
+                provider,
+                epoch,
+                clock,
+                draw: Box::new(draw),
+                timer: Timer::default(),
+                knowledge: Knowledge::default(),
+                breaker: Breaker::default(),
+                drivers: Drivers::default(),
+                watches: Watches::default(),
+                health: Health::default(),
+                reconcilers: Reconcilers::default(),
+                waiting: Mutex::default(),
+                ending: watch::Sender::new(false),
+            }),
+        };
+        crate::adopt::adopt(&engine.inner).await?;
+        engine.inner.spawn_timer();
+        crate::reconcile::spawn(&engine.inner);
+        Ok(engine)
+    }
+
+    /// Ends the engine and leaves every sandbox as it is: what is outstanding is carried on by the next one.
+    pub fn shut_down(&self) {
+        self.inner.ending.send_replace(true);
+        self.inner.watches.end();
+        self.inner.drivers.end();
+    }
+
+    /// Answers when the engine has ended: it was shut down, or somebody took the store over.
+    pub async fn ended(&self) {
+        let mut ending = self.inner.ending();
+        // An error would mean that the engine is gone, which holds its own sender.
+        let _ = ending.wait_for(|ending| *ending).await;
+    }
+
+    /// How it stands with the provider.
+    pub fn breakers(&self) -> Vec<BreakerStatus> {
+        let inner = &self.inner;
+        vec![inner.breaker.status(inner.provider.name(), inner.clock.now_ms())]
+    }
+
+    /// The clock by which times are shown.
+    pub fn now_ms(&self) -> u64 {
+        self.inner.clock.now_ms()
+    }
+
+    /// How it is set up.
+    pub fn config(&self) -> &EngineConfig {
+        &self.inner.config
+    }
+
+    /// The provider, for what is not about a sandbox.
+    pub fn provider(&self) -> &Arc<dyn Provider> {
+        &self.inner.provider
+    }
+
+    /// The store, for what is not about a sandbox: keys, journal, owner.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.inner.store
+    }
+
+    /// The ownership under which it writes.
+    pub fn epoch(&self) -> Epoch {
+        self.inner.epoch
+    }
+}
+
+impl Inner {
+    pub(crate) fn moment(&self) -> Moment<'_> {
+        Moment { now_ms: self.clock.now_ms(), timings: &self.config.timings }
+    }
+
+    /// Somebody else works on these sandboxes now, and has killed us or believes so: then this engine ends (J8).
+    pub(crate) fn heed(&self, error: &EngineError) {
+        if matches!(error, EngineError::Store(StoreError::Superseded)) {
+            self.ending.send_replace(true);
+        }
+    }
+
+    pub(crate) fn is_ending(&self) -> bool {
+        *self.ending.borrow()
+    }
+
+    pub(crate) fn ending(&self) -> watch::Receiver<bool> {
+        self.ending.subscribe()
+    }
+
+    /// A point that crash tests may end the process at.
+    pub(crate) fn reached(&self, point: &str) {
+        if let Some(failpoint) = &self.config.failpoint {
+            (failpoint.0)(point);
+        }
+    }
+
+    pub(crate) async fn load(&self, sandbox: &SandboxId) -> Result<Sandbox, EngineError> {
+        let found = self.store.get(sandbox).await?;
+        found.ok_or_else(|| EngineError::NotFound { which: sandbox.to_string() })
+    }
+
+    /// The one way by which a record changes: load, step, compare-and-set with the journal's line, tell who waits.
+    pub(crate) async fn apply(self: &Arc<Self>, sandbox: &SandboxId, event: &Event) -> Result<Applied, EngineError> {
+        for _ in 0..RACES_MAX {
+            let before = self.load(sandbox).await?;
+            let at = self.moment();
+            let Accepted { next, happened } = match step(&before, event, at) {
+                Stepped::Accepted(accepted) => *accepted,
+                Stepped::Ignored(_) => return Ok(Applied::Same(Box::new(before))),
+                Stepped::Denied(why) => return Err(denied(&before, why)),
+            };
+            let line = journal::line(event, &before, &next, happened, at.now_ms);
+            match self.commit(next, vec![line]).await {
+                Ok(next) => return Ok(Applied::Changed(Box::new(next))),
+                Err(EngineError::Store(StoreError::Conflict { .. })) => {}
+                Err(other) => return Err(other),
+            }
+        }
+        Err(EngineError::Store(StoreError::Unavailable {
+            what: format!("{sandbox} changes faster than it can be read"),
+        }))
+    }
+
+    /// A change of the record that is no step: labels, leases. The closure is asked again after a race; `None` is none.
+    pub(crate) async fn amend(
+        self: &Arc<Self>,
+        sandbox: &SandboxId,
+        mut change: impl FnMut(&mut Sandbox) -> Option<viv_store::NewLine>,
+    ) -> Result<Sandbox, EngineError> {
+        for _ in 0..RACES_MAX {
+            let mut next = self.load(sandbox).await?;
+            let Some(line) = change(&mut next) else { return Ok(next) };
+            next.version += 1;
+            match self.commit(next, vec![line]).await {
+                Ok(next) => return Ok(next),
+                Err(EngineError::Store(StoreError::Conflict { .. })) => {}
+                Err(other) => return Err(other),
+            }
+        }
+        Err(EngineError::Store(StoreError::Unavailable {
+            what: format!("{sandbox} changes faster than it can be read"),
+        }))
+    }
+
+    async fn commit(self: &Arc<Self>, next: Sandbox, lines: Vec<viv_store::NewLine>) -> Result<Sandbox, EngineError> {
+        let change = Change { sandbox: next.clone(), lines, idempotency: None, quota: None };
+        let committed = self.store.commit(self.epoch, change).await.map_err(EngineError::from);
+        committed.inspect_err(|error| self.heed(error))?;
+        self.committed(&next);
+        Ok(next)
+    }
+
+    /// The record is so now: whoever has to do with it hears of it.
+    pub(crate) fn committed(self: &Arc<Self>, sandbox: &Sandbox) {
+        self.attend(sandbox);
+        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(bell) = waiting.get(&sandbox.id) {
+            bell.notify_waiters();
+        }
+        drop(waiting);
+        if outstanding(sandbox).is_some() || sandbox.due_at_ms().is_some() {
+            self.wake(&sandbox.id);
+        }
+    }
+
+    /// Sets its alarm and watches its instance, as its phase wants it.
+    pub(crate) fn attend(self: &Arc<Self>, sandbox: &Sandbox) {
+        self.timer.set(&sandbox.id, alarm_ms(sandbox, self.clock.now_ms()));
+        match &sandbox.phase {
+            Phase::Verifying { .. } | Phase::Ready | Phase::Frozen { .. } => self.watch(sandbox),
+            // It may come back, and may end: both are found by who looks for it.
+            Phase::Lost
+            | Phase::Provisioning { .. }
+            | Phase::Hibernating { .. }
+            | Phase::Hibernated { .. }
+            | Phase::Resuming { .. }
+            | Phase::Failed { .. }
+            | Phase::Stopping { .. } => self.watches.forget(&sandbox.id),
+            Phase::Stopped => {
+                self.watches.forget(&sandbox.id);
+                self.knowledge.forget(&sandbox.id);
+            }
+        }
+    }
+
+    /// Rings when this sandbox changes. Ask before looking, so that no change is missed between.
+    pub(crate) fn bell(&self, sandbox: &SandboxId) -> Arc<Notify> {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        // Those that nobody holds any more are of no use; looked at now and then, so it costs next to nothing.
+        if waiting.len() >= 64 && waiting.len().is_power_of_two() {
+            waiting.retain(|_, bell| Arc::strong_count(bell) > 1);
+        }
+        waiting.entry(sandbox.clone()).or_default().clone()
+    }
+
+    /// The token under which this daemon changes things of a sandbox: that of its lifecycle lease (L15).
+    pub(crate) async fn token(&self, sandbox: &SandboxId) -> Result<FencingToken, EngineError> {
+        if let Some(token) = self.knowledge.token(sandbox) {
+            return Ok(token);
+        }
+        let (now_ms, holder) = (self.clock.now_ms(), &self.config.holder);
+        let lease = self.store.lease(self.epoch, sandbox, LeaseKind::Lifecycle, holder, now_ms, LEASE_MS).await?;
+        self.knowledge.set_token(sandbox, lease.token);
+        Ok(lease.token)
+    }
+
+    fn spawn_timer(self: &Arc<Self>) {
+        let inner = self.clone();
+        let mut ending = self.ending();
+        tokio::spawn(async move {
+            loop {
+                tokio::select! {
+                    biased;
+                    _ = ending.changed() => return,
+                    sandbox = inner.timer.next(&inner.clock) => inner.wake(&sandbox),
+                }
+            }
+        });
+    }
+
+    /// Waits a moment, or until the daemon ends.
+    pub(crate) async fn pause(&self, how_long: Duration) {
+        let mut ending = self.ending();
+        tokio::select! {
+            biased;
+            _ = ending.changed() => {}
+            () = tokio::time::sleep(how_long) => {}
+        }
+    }
+}
+
+/// When a sandbox has to be looked at without anybody asking.
+fn alarm_ms(sandbox: &Sandbox, now_ms: u64) -> Option<u64> {
+    let lives = match &sandbox.phase {
+        Phase::Verifying { .. } | Phase::Ready | Phase::Frozen { .. } => true,
+        Phase::Provisioning { .. }
+        | Phase::Hibernating { .. }
+        | Phase::Hibernated { .. }
+        | Phase::Resuming { .. }
+        | Phase::Lost
+        | Phase::Failed { .. }
+        | Phase::Stopping { .. }
+        | Phase::Stopped => false,
+    };
+    let expiry_ms = sandbox.expires_at_ms.filter(|_| lives).map(|at_ms| {
+        // One that has passed and is not settled yet is looked at again, and not without end.
+        at_ms.saturating_add(EXPIRY_SLACK_MS).max(now_ms.saturating_add(EXPIRY_AGAIN_MS))
+    });
+    [sandbox.due_at_ms(), expiry_ms].into_iter().flatten().min()
+}

@@ -1,0 +1,170 @@
+//! What can go wrong for who asks the engine: a closed list.
+
+use viv_core::lifecycle::{Caused, Denial, Finding, PhaseName};
+use viv_core::spec::Invalid;
+use viv_core::{Generation, SandboxId};
+use viv_provider::ProviderError;
+use viv_store::{Lease, StoreError};
+
+/// What went wrong.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// There is no such sandbox.
+    #[error("there is no sandbox {which:?}")]
+    NotFound {
+        /// What was asked for.
+        which: String,
+    },
+    /// It was deleted, or stopped and not persistent: nothing brings it back (L9).
+    #[error("{sandbox} is gone: {}", .cause.cause.code())]
+    Gone {
+        /// Which.
+        sandbox: SandboxId,
+        /// Why.
+        cause: Box<Caused>,
+    },
+    /// The call names a generation that is not the current one (T5).
+    #[error("generation {asked} of {sandbox} is not the current one ({current})")]
+    StaleHandle {
+        /// Which.
+        sandbox: SandboxId,
+        /// What was asked for.
+        asked: Generation,
+        /// What there is.
+        current: Generation,
+        /// What happened since.
+        cause: Box<Caused>,
+    },
+    /// It is not in a state in which this can be done.
+    #[error("{sandbox} is not running: it is {}", .phase.as_str())]
+    NotRunning {
+        /// Which.
+        sandbox: SandboxId,
+        /// What it is instead.
+        phase: PhaseName,
+        /// Why.
+        cause: Box<Caused>,
+    },
+    /// It said that it runs, and was looked at before its use: it does not answer (T4).
+    #[error("{sandbox} does not answer: {what}")]
+    Unfit {
+        /// Which.
+        sandbox: SandboxId,
+        /// What was found.
+        finding: Finding,
+        /// In words.
+        what: String,
+    },
+    /// A user stopped it, and only an explicit entry runs it again (L9).
+    #[error("{sandbox} was stopped by a user")]
+    Held {
+        /// Which.
+        sandbox: SandboxId,
+    },
+    /// The last generation could not be shown to be gone, so no new one is made (L15).
+    #[error("it could not be shown that the last instance of {sandbox} is gone")]
+    AbsenceUnproven {
+        /// Which.
+        sandbox: SandboxId,
+        /// What stood in the way.
+        what: String,
+    },
+    /// Attempts are exhausted (T10).
+    #[error("{sandbox} could not be brought up: {what}")]
+    NotReady {
+        /// Which.
+        sandbox: SandboxId,
+        /// Where it ended.
+        phase: PhaseName,
+        /// In words.
+        what: String,
+    },
+    /// The name belongs to another sandbox.
+    #[error("the name {name:?} is taken by {by}")]
+    NameTaken {
+        /// Which.
+        name: String,
+        /// Who has it.
+        by: SandboxId,
+    },
+    /// The idempotency key was used with another body (L1).
+    #[error("the idempotency key was used before with another request, which made {sandbox}")]
+    IdempotencyMismatch {
+        /// What that made.
+        sandbox: SandboxId,
+    },
+    /// A quota is exhausted (L18).
+    #[error("{limit}: {used} of {max} are in use")]
+    Quota {
+        /// Which limit.
+        limit: &'static str,
+        /// How many there are.
+        used: u64,
+        /// How many there may be.
+        max: u64,
+    },
+    /// Somebody else holds the lifecycle lock (L15).
+    #[error("the lifecycle lock of {} is held by {}", .0.sandbox, .0.holder)]
+    Locked(Box<Lease>),
+    /// The request makes no sense.
+    #[error("{what}")]
+    Invalid {
+        /// What is wrong with it.
+        what: String,
+        /// What to do instead.
+        hint: String,
+    },
+    /// The provider refused, failed or did not answer.
+    #[error("the provider: {0}")]
+    Provider(#[source] ProviderError),
+    /// The provider failed so often that it is left alone for a moment (J7).
+    #[error("{provider} failed {failures} times in a row and is tried again in {retry_ms} ms")]
+    BreakerOpen {
+        /// Who.
+        provider: String,
+        /// How often.
+        failures: u32,
+        /// When it is tried again.
+        retry_ms: u64,
+    },
+    /// The store refused or failed.
+    #[error("the store: {0}")]
+    Store(#[source] StoreError),
+    /// The daemon is ending.
+    #[error("the daemon is shutting down")]
+    ShuttingDown,
+}
+
+impl From<Invalid> for EngineError {
+    fn from(Invalid { what, hint }: Invalid) -> Self {
+        Self::Invalid { what, hint }
+    }
+}
+
+impl From<StoreError> for EngineError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Quota { limit, used, max } => Self::Quota { limit, used, max },
+            StoreError::Leased(lease) => Self::Locked(lease),
+            StoreError::BadCursor => Self::Invalid {
+                what: error.to_string(),
+                hint: "a cursor is what the page before gave, unchanged".to_owned(),
+            },
+            StoreError::Conflict { .. }
+            | StoreError::NameTaken { .. }
+            | StoreError::Repeated(_)
+            | StoreError::Owned(_)
+            | StoreError::Superseded
+            | StoreError::Unavailable { .. }
+            | StoreError::Corrupt { .. } => Self::Store(error),
+        }
+    }
+}
+
+/// What a denial means for who asked.
+pub(crate) fn denied(sandbox: &viv_core::lifecycle::Sandbox, denial: Denial) -> EngineError {
+    match denial {
+        Denial::Gone => EngineError::Gone { sandbox: sandbox.id.clone(), cause: Box::new(sandbox.cause.clone()) },
+        Denial::Held => EngineError::Held { sandbox: sandbox.id.clone() },
+    }
+}

@@ -1,0 +1,144 @@
+//! Protective gates: each has a name and a switch, on by default (O9).
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use viv_core::SandboxId;
+use viv_core::spec::Project;
+
+/// One protection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Gate {
+    /// Whoever was away, adopted or lost is probed before its first use (T4).
+    ProbeBeforeUse,
+    /// A call that names an old generation is refused (T5).
+    GenerationCheck,
+    /// Evidence that is too old is not shown as ready (T3).
+    EvidenceAges,
+    /// Ends that are pushed are believed at once (T3).
+    PushedEnds,
+    /// An instance without a record is left alone for a while (J1).
+    OrphanGrace,
+    /// And until two listings agree (J1).
+    TwoListings,
+    /// A provider that fails again and again is left alone for a moment (J7).
+    Breaker,
+    /// The number of sandboxes is bounded (L18).
+    Quota,
+}
+
+impl Gate {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::ProbeBeforeUse,
+        Self::GenerationCheck,
+        Self::EvidenceAges,
+        Self::PushedEnds,
+        Self::OrphanGrace,
+        Self::TwoListings,
+        Self::Breaker,
+        Self::Quota,
+    ];
+
+    /// Its name in files and variables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ProbeBeforeUse => "probe_before_use",
+            Self::GenerationCheck => "generation_check",
+            Self::EvidenceAges => "evidence_ages",
+            Self::PushedEnds => "pushed_ends",
+            Self::OrphanGrace => "orphan_grace",
+            Self::TwoListings => "two_listings",
+            Self::Breaker => "breaker",
+            Self::Quota => "quota",
+        }
+    }
+
+    /// The one with this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|gate| gate.name() == name)
+    }
+}
+
+/// How a gate is switched.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GateSetting {
+    /// Of how many sandboxes in a hundred it is on.
+    pub percent: u8,
+    /// Projects for which it is otherwise.
+    pub projects: BTreeMap<Project, u8>,
+}
+
+impl Default for GateSetting {
+    fn default() -> Self {
+        Self { percent: 100, projects: BTreeMap::new() }
+    }
+}
+
+/// All gates. Clones share their switches, so that a reload is seen by everybody at once.
+#[derive(Debug, Clone, Default)]
+pub struct Gates {
+    settings: Arc<RwLock<BTreeMap<Gate, GateSetting>>>,
+}
+
+impl Gates {
+    /// Whether it is on for this sandbox. The same sandbox always falls on the same side of a percentage.
+    pub fn is_on(&self, gate: Gate, project: &Project, sandbox: &SandboxId) -> bool {
+        let settings = self.settings.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(setting) = settings.get(&gate) else { return true };
+        let percent = setting.projects.get(project).copied().unwrap_or(setting.percent);
+        let bucket =
+            sandbox.as_str().bytes().fold(0_u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into())) % 100;
+        bucket < u32::from(percent)
+    }
+
+    /// Whether it is on for everybody.
+    pub fn is_on_everywhere(&self, gate: Gate) -> bool {
+        let setting = self.setting(gate);
+        setting.percent == 100 && setting.projects.values().all(|percent| *percent == 100)
+    }
+
+    /// Whether it is off for everybody. What protects all of them together is off only then.
+    pub fn is_off_everywhere(&self, gate: Gate) -> bool {
+        let setting = self.setting(gate);
+        setting.percent == 0 && setting.projects.values().all(|percent| *percent == 0)
+    }
+
+    /// How it is switched.
+    pub fn setting(&self, gate: Gate) -> GateSetting {
+        let settings = self.settings.read().unwrap_or_else(PoisonError::into_inner);
+        settings.get(&gate).cloned().unwrap_or_default()
+    }
+
+    /// Switches all of them: those that are not named are on. Answers with those that changed.
+    pub fn replace(&self, settings: BTreeMap<Gate, GateSetting>) -> Vec<Gate> {
+        let before: Vec<GateSetting> = Gate::ALL.into_iter().map(|gate| self.setting(gate)).collect();
+        *self.settings.write().unwrap_or_else(PoisonError::into_inner) = settings;
+        Gate::ALL
+            .into_iter()
+            .zip(before)
+            .filter(|(gate, before)| self.setting(*gate) != *before)
+            .map(|(gate, _)| gate)
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn o9_what_is_switched_for_some_is_not_off_for_all() {
+        let gates = Gates::default();
+        let test: Project = "test".parse().unwrap();
+        let but_test = GateSetting { percent: 100, projects: [(test.clone(), 0)].into() };
+        assert_eq!(gates.replace([(Gate::Breaker, but_test)].into()), [Gate::Breaker]);
+        assert!(!gates.is_on_everywhere(Gate::Breaker) && !gates.is_off_everywhere(Gate::Breaker));
+        let sandbox = SandboxId::from_bytes([1; 16]);
+        assert!(gates.is_on(Gate::Breaker, &Project::default(), &sandbox));
+        assert!(!gates.is_on(Gate::Breaker, &test, &sandbox));
+        gates.replace([(Gate::Breaker, GateSetting { percent: 0, projects: [(test, 0)].into() })].into());
+        assert!(gates.is_off_everywhere(Gate::Breaker));
+        assert!(gates.is_on_everywhere(Gate::Quota));
+    }
+}

@@ -1,0 +1,87 @@
+//! What is written into the journal about a change.
+
+use serde_json::json;
+use viv_core::lifecycle::{Event, Happened, Sandbox};
+use viv_store::NewLine;
+
+/// The line about a change that `step` accepted; none for what nobody reads.
+pub(crate) fn line(event: &Event, before: &Sandbox, after: &Sandbox, happened: Happened, now_ms: u64) -> NewLine {
+    let (kind, from, to) = match happened {
+        Happened::Moved { from, to } => ("sandbox.moved", Some(from), Some(to)),
+        Happened::Wanted => (wanted(event), None, None),
+        Happened::Advanced => ("sandbox.advanced", None, None),
+        Happened::Retrying => ("sandbox.retrying", None, None),
+        Happened::Overdue => ("sandbox.overdue", None, None),
+    };
+    let by = match event {
+        Event::Enter { by, .. } | Event::Stop { by } | Event::Delete { by } => by.clone(),
+        Event::Idle | Event::Done { .. } | Event::Seen { .. } | Event::Probed { .. } | Event::Due => {
+            after.cause.by.clone()
+        }
+    };
+    let attempt = after.phase.work().map(|work| work.attempt);
+    let mut data = json!({ "desired": after.desired, "message": after.cause.message, "attempt": attempt });
+    if before.generation != after.generation {
+        data["generation_before"] = json!(before.generation);
+    }
+    NewLine {
+        at_ms: now_ms,
+        project: Some(after.project.clone()),
+        sandbox: Some(after.id.clone()),
+        generation: Some(after.generation),
+        kind: kind.to_owned(),
+        from,
+        to,
+        cause: Some(after.cause.cause.code().to_owned()),
+        by,
+        data,
+    }
+}
+
+/// The line about a new sandbox.
+pub(crate) fn created(sandbox: &Sandbox, now_ms: u64) -> NewLine {
+    NewLine {
+        at_ms: now_ms,
+        project: Some(sandbox.project.clone()),
+        sandbox: Some(sandbox.id.clone()),
+        generation: Some(sandbox.generation),
+        kind: "sandbox.created".to_owned(),
+        from: None,
+        to: Some(sandbox.phase.name()),
+        cause: Some(sandbox.cause.cause.code().to_owned()),
+        by: sandbox.cause.by.clone(),
+        // Environment and labels may hold what is nobody's business (S6).
+        data: json!({ "name": sandbox.name, "image": sandbox.spec.image, "persistent": sandbox.policy.persistent }),
+    }
+}
+
+fn wanted(event: &Event) -> &'static str {
+    match event {
+        Event::Enter { .. } => "sandbox.wanted",
+        Event::Stop { .. } => "sandbox.stop_asked",
+        Event::Delete { .. } => "sandbox.delete_asked",
+        Event::Idle | Event::Done { .. } | Event::Seen { .. } | Event::Probed { .. } | Event::Due => "sandbox.noted",
+    }
+}
+
+/// A line about something that is no step.
+pub(crate) fn noted(
+    sandbox: &Sandbox,
+    kind: &str,
+    by: viv_core::lifecycle::Actor,
+    now_ms: u64,
+    data: serde_json::Value,
+) -> NewLine {
+    NewLine {
+        at_ms: now_ms,
+        project: Some(sandbox.project.clone()),
+        sandbox: Some(sandbox.id.clone()),
+        generation: Some(sandbox.generation),
+        kind: kind.to_owned(),
+        from: None,
+        to: None,
+        cause: None,
+        by,
+        data,
+    }
+}

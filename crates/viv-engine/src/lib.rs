@@ -1,0 +1,56 @@
+//! Drives sandboxes from what is recorded to what is wanted.
+//!
+//! ```text
+//!   command ──► step ──► Store::commit ──► wake ──► driver (one per sandbox, only while there is work)
+//!                             │                        │ outstanding(record) names one effect
+//!                             ▼                        ▼
+//!                         journal                 Provider ──► outcome ──► step ──► commit …
+//!
+//!   timer       one queue of all alarms: a driver is woken when its sandbox is due
+//!   watch       one wait per living instance, for its end to be pushed
+//!   health      probes what was read and is stale; reads themselves change nothing (T9)
+//!   reconcilers provider-sync · expiry · stuck · retention, on a signal and on a period
+//! ```
+//!
+//! Invariants:
+//!
+//! - What is done follows from the record alone: a driver that dies leaves nothing behind that the next one needs.
+//! - An intent is durable before anything is done about it, and before it is answered.
+//! - One driver per sandbox at a time; it performs one effect, records its outcome, and looks again.
+//! - Nothing costs work per sandbox per tick: timers sleep, ends are pushed, evidence is gathered when asked for.
+//! - Clock (tokio's, so it can be simulated), randomness, provider and store are handed in.
+//!
+//! Architecture invariant: nothing here knows HTTP, a terminal or an environment variable.
+#![forbid(unsafe_code)]
+
+mod adopt;
+mod breaker;
+mod clock;
+mod command;
+mod config;
+mod diagnose;
+mod driver;
+mod effect;
+mod engine;
+mod error;
+mod gate;
+mod handle;
+mod journal;
+mod knowledge;
+mod probe;
+mod read;
+mod reconcile;
+mod timer;
+mod watch;
+
+pub use breaker::BreakerStatus;
+pub use clock::Clock;
+pub use command::{CreateRequest, Created, KeyedBy};
+pub use config::{Budgets, EngineConfig, Failpoint, Periods};
+pub use diagnose::{Diagnosis, Remark};
+pub use engine::Engine;
+pub use error::EngineError;
+pub use gate::{Gate, GateSetting, Gates};
+pub use handle::Handle;
+pub use read::{Resources, Stats, View, Which};
+pub use reconcile::{ReconcilerName, ReconcilerStatus};

@@ -1,0 +1,187 @@
+//! Probing along the path that users use (T2). Probes change nothing in the sandbox and are not activity.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use viv_core::exec::{ExecState, OutputEvent};
+use viv_core::lifecycle::{Actor, Check, Event, Evidence, Finding, Outcome, PortCheck, Sandbox};
+use viv_core::{ExecutionId, Generation, OperationId};
+use viv_provider::{InstanceRef, InstanceState, Mutation, ProviderError};
+
+use crate::effect::{in_words, seen};
+use crate::engine::{Applied, Inner};
+use crate::error::EngineError;
+use crate::journal;
+
+/// What the echo may say before it is wrong anyway.
+const ECHO_BYTES_MAX: usize = 256;
+
+/// Why a check was not well.
+struct Bad {
+    finding: Finding,
+    what: String,
+}
+
+impl Bad {
+    fn unhealthy(what: impl Into<String>) -> Self {
+        Self { finding: Finding::Unhealthy, what: what.into() }
+    }
+}
+
+impl From<ProviderError> for Bad {
+    fn from(error: ProviderError) -> Self {
+        let finding = match &error {
+            ProviderError::TimedOut { .. } | ProviderError::Unavailable { .. } => Finding::Timeout,
+            ProviderError::Absent
+            | ProviderError::StaleGeneration { .. }
+            | ProviderError::Expired
+            | ProviderError::NotRunning { state: InstanceState::Ended(_) | InstanceState::Absent } => Finding::Gone,
+            ProviderError::Fenced { .. }
+            | ProviderError::NotRunning { .. }
+            | ProviderError::NotFound { .. }
+            | ProviderError::Conflict { .. }
+            | ProviderError::Invalid { .. }
+            | ProviderError::Exhausted { .. }
+            | ProviderError::Unsupported { .. }
+            | ProviderError::Outdated { .. }
+            | ProviderError::Failed { .. } => Finding::Unhealthy,
+        };
+        Self { finding, what: in_words(&error) }
+    }
+}
+
+impl Inner {
+    /// The probe that a verification waits for. `None` when the instance was seen to have ended, which was applied.
+    pub(crate) async fn probe_in_verification(
+        self: &Arc<Self>,
+        record: &Sandbox,
+        generation: Generation,
+    ) -> Result<Option<Outcome>, EngineError> {
+        if self.look_at_instance(record, generation).await? {
+            return Ok(None);
+        }
+        let evidence = self.probe(record, generation).await?;
+        Ok(Some(Outcome::Probed(evidence)))
+    }
+
+    /// Asks the provider how an instance is. Whether that changed the record: it has ended, or came back.
+    pub(crate) async fn look_at_instance(
+        self: &Arc<Self>,
+        record: &Sandbox,
+        generation: Generation,
+    ) -> Result<bool, EngineError> {
+        let instance = InstanceRef { sandbox: record.id.clone(), generation };
+        let budget = self.config.budgets.probe;
+        // What could not be looked at is not seen as anything (T7); the probes will say that they had no answer.
+        let Ok(observation) = self.call(&record.id, budget, self.provider.observe(&instance)).await else {
+            return Ok(false);
+        };
+        let (what, observed) = seen(&observation);
+        self.knowledge.observed(&record.id, generation, observed.clone());
+        let Some(what) = what else { return Ok(false) };
+        let event = Event::Seen { generation, seen: what, observed };
+        Ok(matches!(self.apply(&record.id, &event).await?, Applied::Changed(_)))
+    }
+
+    /// Its hard deadline has passed by our clock: what says its arbiter (T6)? Whether that changed the record.
+    pub(crate) async fn look_at_expiry(self: &Arc<Self>, record: &Sandbox) -> Result<bool, EngineError> {
+        if self.look_at_instance(record, record.generation).await? {
+            return Ok(true);
+        }
+        // Moved behind our back, or still ending. The stored copy is corrected, or nobody would stop looking; without
+        // an answer, the alarm that was set with this look rings in a moment.
+        let instance = InstanceRef { sandbox: record.id.clone(), generation: record.generation };
+        let budget = self.config.budgets.call;
+        let seen = self.call(&record.id, budget, self.provider.observe(&instance)).await;
+        let Some(deadline) = seen.ok().and_then(|seen| seen.deadline) else { return Ok(false) };
+        let (generation, now_ms) = (record.generation, self.clock.now_ms());
+        let expires_at_ms = now_ms.saturating_add(deadline.remaining_ms.max(1_000));
+        let corrected = self.amend(&record.id, |record| {
+            if record.generation != generation || record.expires_at_ms.is_none_or(|at_ms| at_ms > now_ms) {
+                return None;
+            }
+            record.expires_at_ms = Some(expires_at_ms);
+            let data = serde_json::json!({ "expires_at_ms": expires_at_ms, "revision": deadline.revision });
+            Some(journal::noted(record, "sandbox.deadline_seen", Actor::part("expiry"), now_ms, data))
+        });
+        corrected.await?;
+        Ok(false)
+    }
+
+    /// Probes everything at once, each with its own deadline, and remembers what was found.
+    pub(crate) async fn probe(&self, record: &Sandbox, generation: Generation) -> Result<Evidence, EngineError> {
+        let instance = InstanceRef { sandbox: record.id.clone(), generation };
+        let token = self.token(&record.id).await?;
+        let ports = async {
+            let mut ports = Vec::with_capacity(record.spec.ports.len());
+            for &port in &record.spec.ports {
+                let dialled = async { Ok(self.provider.dial(&instance, port).await.map(drop)?) };
+                ports.push(PortCheck { port, check: self.check(dialled).await });
+            }
+            ports
+        };
+        let (exec, filesystem, ports) = tokio::join!(
+            self.check(self.probe_exec(&instance, token)),
+            self.check(self.probe_filesystem(&instance, &record.spec.workdir)),
+            ports,
+        );
+        let evidence = Evidence { exec: Some(exec), filesystem: Some(filesystem), ports };
+        self.knowledge.probed(&record.id, generation, evidence.clone());
+        Ok(evidence)
+    }
+
+    async fn check(&self, probe: impl Future<Output = Result<(), Bad>>) -> Check {
+        let (at_ms, budget) = (self.clock.now_ms(), self.config.budgets.probe);
+        let found = match tokio::time::timeout(budget, probe).await {
+            Ok(found) => found,
+            Err(_) => Err(Bad { finding: Finding::Timeout, what: format!("no answer within {budget:?}") }),
+        };
+        let took_ms = self.clock.now_ms().saturating_sub(at_ms);
+        match found {
+            Ok(()) => Check { finding: Finding::Ok, at_ms, took_ms, message: None },
+            Err(bad) => Check { finding: bad.finding, at_ms, took_ms, message: Some(bad.what) },
+        }
+    }
+
+    /// A fresh nonce, echoed by a real command, exactly, with exit 0.
+    async fn probe_exec(&self, instance: &InstanceRef, token: viv_core::FencingToken) -> Result<(), Bad> {
+        let execution = ExecutionId::from_bytes((self.draw)());
+        let nonce: String = execution.as_str().trim_start_matches(ExecutionId::PREFIX).to_owned();
+        let mutation = Mutation {
+            operation: OperationId::from_bytes((self.draw)()),
+            generation: instance.generation,
+            token,
+            budget_ms: self.config.budgets.probe.as_millis() as u64,
+        };
+        let spec = self.provider.probe_spec(&nonce);
+        self.provider.execute(&mutation, &instance.sandbox, &execution, &spec).await?;
+        let mut output = self.provider.attach(instance, &execution, 0, true).await?;
+        let mut said = Vec::new();
+        let state = loop {
+            match output.next().await? {
+                Some(OutputEvent::Chunk { data, .. }) if said.len() < ECHO_BYTES_MAX => said.extend(data),
+                Some(OutputEvent::Chunk { .. } | OutputEvent::Cut { .. }) => {}
+                Some(OutputEvent::End(status)) => break status.state,
+                None => return Err(Bad::unhealthy("its output ended without an end")),
+            }
+        };
+        if state != (ExecState::Exited { code: 0 }) {
+            return Err(Bad::unhealthy(format!("a command ended as {state:?}")));
+        }
+        if said != format!("{nonce}\n").as_bytes() {
+            return Err(Bad::unhealthy("a command said something else than it was asked to"));
+        }
+        Ok(())
+    }
+
+    /// The working directory can be listed, and the identity inside names this generation.
+    async fn probe_filesystem(&self, instance: &InstanceRef, workdir: &str) -> Result<(), Bad> {
+        self.provider.file_list(instance, workdir, 1).await?;
+        let identity = self.provider.identity(instance).await?;
+        if identity.sandbox != instance.sandbox || identity.generation != instance.generation {
+            let what = format!("it says that it is {}@{}", identity.sandbox, identity.generation);
+            return Err(Bad::unhealthy(what));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,110 @@
+//! Probes what was read and is stale. A probe is an observation: only its finding moves the phase (T3).
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::{Semaphore, watch};
+use viv_core::SandboxId;
+use viv_core::lifecycle::{Event, Finding, Phase};
+
+use super::{ReconcilerName, Report};
+use crate::engine::Inner;
+use crate::error::EngineError;
+
+/// How many are probed at a time, so that a long listing is no storm.
+const AT_ONCE: usize = 8;
+
+/// Which checks are under way.
+#[derive(Debug)]
+pub(crate) struct Health {
+    under_way: Mutex<HashMap<SandboxId, watch::Receiver<bool>>>,
+    permits: Semaphore,
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Self { under_way: Mutex::default(), permits: Semaphore::new(AT_ONCE) }
+    }
+}
+
+/// Whether a check began for who asks, or for somebody before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Begun {
+    Now,
+    Before,
+}
+
+impl Inner {
+    /// Something is stale or odd about it: it is checked soon, by somebody else.
+    pub(crate) fn signal_health(self: &Arc<Self>, sandbox: &SandboxId) {
+        if self.is_ending() {
+            return;
+        }
+        drop(self.begin_check(sandbox));
+    }
+
+    /// Checks it now, and answers when that is done. What began before it was asked for may have seen what is not so
+    /// any more: that one is waited for, and the next one counts, which all share who asked meanwhile (T3).
+    pub(crate) async fn check_health(self: &Arc<Self>, sandbox: &SandboxId) -> Result<(), EngineError> {
+        let (mut done, begun) = self.begin_check(sandbox);
+        // An error means that the checker is gone, which is as done as it gets.
+        let _ = done.wait_for(|done| *done).await;
+        if begun == Begun::Before {
+            // Whoever began this one did so after the other had ended, and so after it was asked for here.
+            let (mut done, _) = self.begin_check(sandbox);
+            let _ = done.wait_for(|done| *done).await;
+        }
+        Ok(())
+    }
+
+    /// The check that is under way, or a new one. It runs by itself, so that a reader who goes away does not end it.
+    fn begin_check(self: &Arc<Self>, sandbox: &SandboxId) -> (watch::Receiver<bool>, Begun) {
+        let mut under_way = self.health.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(done) = under_way.get(sandbox) {
+            return (done.clone(), Begun::Before);
+        }
+        let (finish, done) = watch::channel(false);
+        under_way.insert(sandbox.clone(), done.clone());
+        let (inner, sandbox) = (self.clone(), sandbox.clone());
+        tokio::spawn(async move {
+            let began_ms = inner.clock.now_ms();
+            let report = inner.check_once(&sandbox).await;
+            let times = (began_ms, inner.clock.now_ms());
+            inner.reconcilers.record(ReconcilerName::Health, &report, times, None);
+            inner.health.under_way.lock().unwrap_or_else(PoisonError::into_inner).remove(&sandbox);
+            finish.send_replace(true);
+        });
+        (done, Begun::Now)
+    }
+
+    async fn check_once(self: &Arc<Self>, sandbox: &SandboxId) -> Result<Report, EngineError> {
+        let _permit = self.health.permits.acquire().await;
+        let record = self.load(sandbox).await?;
+        let looked_at = match &record.phase {
+            Phase::Ready | Phase::Lost | Phase::Frozen { .. } => true,
+            Phase::Provisioning { .. }
+            | Phase::Verifying { .. }
+            | Phase::Hibernating { .. }
+            | Phase::Hibernated { .. }
+            | Phase::Resuming { .. }
+            | Phase::Failed { .. }
+            | Phase::Stopping { .. }
+            | Phase::Stopped => false,
+        };
+        if !looked_at {
+            return Ok(Report::default());
+        }
+        if self.look_at_instance(&record, record.generation).await? {
+            return Ok(Report { found: 1, did: 1, failed: 0 });
+        }
+        if record.phase != Phase::Ready {
+            return Ok(Report::default());
+        }
+        let evidence = self.probe(&record, record.generation).await?;
+        if evidence.finding() == Some(Finding::Ok) {
+            return Ok(Report::default());
+        }
+        self.apply(sandbox, &Event::Probed { generation: record.generation, evidence }).await?;
+        Ok(Report { found: 1, did: 1, failed: 0 })
+    }
+}

@@ -1,0 +1,187 @@
+//! Reconcilers: each takes no input, compares store and provider, is idempotent, never retries inside itself, and says
+//! how it went. They run on a signal and on a period.
+
+mod expiry;
+mod health;
+mod provider_sync;
+mod retention;
+mod stuck;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::engine::{Engine, Inner};
+use crate::error::EngineError;
+
+pub(crate) use health::Health;
+use provider_sync::Suspects;
+
+/// Which one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ReconcilerName {
+    /// Records without instances, instances without records (J1).
+    ProviderSync,
+    /// Hard deadlines whose end was not pushed.
+    Expiry,
+    /// Transient phases past their deadline.
+    Stuck,
+    /// What is probed because it was read and stale.
+    Health,
+    /// Old lines, keys and tombstones (J9).
+    Retention,
+}
+
+impl ReconcilerName {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::ProviderSync, Self::Expiry, Self::Stuck, Self::Health, Self::Retention];
+
+    /// The word for it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::ProviderSync => "provider-sync",
+            Self::Expiry => "expiry",
+            Self::Stuck => "stuck",
+            Self::Health => "health",
+            Self::Retention => "retention",
+        }
+    }
+}
+
+/// How a reconciler stands, for an operator.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReconcilerStatus {
+    /// Which.
+    pub name: ReconcilerName,
+    /// How often it ran.
+    pub runs: u64,
+    /// When it last ended.
+    pub last_at_ms: Option<u64>,
+    /// How long that took.
+    pub took_ms: u64,
+    /// What it found in the last run.
+    pub found: u64,
+    /// What it did about it.
+    pub did: u64,
+    /// What it could not do.
+    pub failed: u64,
+    /// Why the last run failed as a whole.
+    pub error: Option<String>,
+    /// When it runs next, unless it is signalled.
+    pub next_at_ms: Option<u64>,
+}
+
+/// What came of a run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Report {
+    pub(crate) found: u64,
+    pub(crate) did: u64,
+    pub(crate) failed: u64,
+}
+
+/// What is kept between runs.
+#[derive(Debug, Default)]
+pub(crate) struct Reconcilers {
+    statuses: Mutex<BTreeMap<ReconcilerName, ReconcilerStatus>>,
+    bells: [Notify; 4],
+    pub(crate) suspects: Suspects,
+}
+
+impl Reconcilers {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<ReconcilerName, ReconcilerStatus>> {
+        self.statuses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks all to run now.
+    pub(crate) fn signal_all(&self) {
+        for bell in &self.bells {
+            bell.notify_one();
+        }
+    }
+
+    pub(crate) fn record(
+        &self,
+        name: ReconcilerName,
+        report: &Result<Report, EngineError>,
+        (began_ms, now_ms): (u64, u64),
+        next_at_ms: Option<u64>,
+    ) {
+        let mut statuses = self.lock();
+        let status = statuses.entry(name).or_insert_with(|| ReconcilerStatus {
+            name,
+            runs: 0,
+            last_at_ms: None,
+            took_ms: 0,
+            found: 0,
+            did: 0,
+            failed: 0,
+            error: None,
+            next_at_ms: None,
+        });
+        status.runs += 1;
+        status.last_at_ms = Some(now_ms);
+        status.took_ms = now_ms.saturating_sub(began_ms);
+        status.next_at_ms = next_at_ms;
+        match report {
+            Ok(Report { found, did, failed }) => {
+                (status.found, status.did, status.failed, status.error) = (*found, *did, *failed, None);
+            }
+            Err(error) => status.error = Some(crate::effect::in_words(error)),
+        }
+    }
+}
+
+impl Engine {
+    /// How all reconcilers stand; one that never ran is there too.
+    pub fn reconcilers(&self) -> Vec<ReconcilerStatus> {
+        self.inner.reconcilers.lock().values().cloned().collect()
+    }
+
+    /// Asks all reconcilers to run now.
+    pub fn reconcile(&self) {
+        self.inner.reconcilers.signal_all();
+    }
+}
+
+/// Starts them.
+pub(crate) fn spawn(inner: &Arc<Inner>) {
+    let periods = inner.config.periods;
+    let periodic = [
+        (ReconcilerName::ProviderSync, periods.provider_sync),
+        (ReconcilerName::Expiry, periods.expiry),
+        (ReconcilerName::Stuck, periods.stuck),
+        (ReconcilerName::Retention, periods.retention),
+    ];
+    for (at, (name, period)) in periodic.into_iter().enumerate() {
+        tokio::spawn(run(inner.clone(), name, period, at));
+    }
+}
+
+async fn run(inner: Arc<Inner>, name: ReconcilerName, period: Duration, bell: usize) {
+    let mut ending = inner.ending();
+    loop {
+        tokio::select! {
+            biased;
+            _ = ending.wait_for(|ending| *ending) => return,
+            () = inner.reconcilers.bells[bell].notified() => {}
+            () = tokio::time::sleep(period) => {}
+        }
+        let began_ms = inner.clock.now_ms();
+        let report = match name {
+            ReconcilerName::ProviderSync => provider_sync::run(&inner).await,
+            ReconcilerName::Expiry => expiry::run(&inner).await,
+            ReconcilerName::Stuck => stuck::run(&inner).await,
+            ReconcilerName::Retention => retention::run(&inner).await,
+            // It has no period: it runs for what was read.
+            ReconcilerName::Health => Ok(Report::default()),
+        };
+        if let Err(error) = &report {
+            tracing::warn!(component = "reconcile", reconciler = name.as_str(), %error, "did not run through");
+        }
+        let now_ms = inner.clock.now_ms();
+        let next_ms = now_ms + u64::try_from(period.as_millis()).unwrap_or(u64::MAX);
+        inner.reconcilers.record(name, &report, (began_ms, now_ms), Some(next_ms));
+    }
+}

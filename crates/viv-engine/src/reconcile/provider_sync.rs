@@ -1,0 +1,194 @@
+//! Both ways: records without an instance become lost, instances without a record are collected (J1).
+//!
+//! Only a complete listing says what is not there, and even then each absence is looked at by itself (T7). An instance
+//! that carries our mark and has no record is left alone until two listings agree and a grace period has passed.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use viv_core::lifecycle::{Actor, Event, Observed, Phase, PhaseName, Sandbox, Seen};
+use viv_core::{OperationId, SandboxId};
+use viv_provider::{InstanceRef, InstanceState, Listed, Mutation, PageRequest};
+use viv_store::{ListQuery, NewLine};
+
+use super::Report;
+use crate::engine::{Applied, Inner};
+use crate::error::EngineError;
+use crate::gate::Gate;
+
+/// How many records are read at a time.
+const PAGE: usize = 500;
+
+/// Instances without a record, and when they were first seen so.
+#[derive(Debug, Default)]
+pub(crate) struct Suspects(Mutex<BTreeMap<InstanceRef, (u64, u32)>>);
+
+pub(super) async fn run(inner: &Arc<Inner>) -> Result<Report, EngineError> {
+    let mut report = Report::default();
+    // What is created meanwhile is not in the listing, and its record is not asked for: nothing follows from that.
+    let listed = list(inner).await?;
+    let mut unknown = BTreeSet::new();
+    for item in &listed.items {
+        match inner.store.get(&item.instance.sandbox).await? {
+            Some(record) => known(inner, &record, item, &mut report).await?,
+            None => {
+                unknown.insert(item.instance.clone());
+            }
+        }
+    }
+    collect(inner, &unknown, &mut report).await?;
+    if listed.complete {
+        let there: HashSet<&SandboxId> = listed.items.iter().map(|item| &item.instance.sandbox).collect();
+        missing(inner, &there, &mut report).await?;
+    }
+    Ok(report)
+}
+
+struct Everything {
+    items: Vec<Listed>,
+    complete: bool,
+}
+
+async fn list(inner: &Arc<Inner>) -> Result<Everything, EngineError> {
+    let mut everything = Everything { items: Vec::new(), complete: true };
+    let mut page = PageRequest::default();
+    loop {
+        let budget = inner.config.budgets.call;
+        let listed = tokio::time::timeout(budget, inner.provider.list(&inner.config.owner, page)).await;
+        let listed = listed.map_err(|_| viv_provider::ProviderError::TimedOut {
+            what: "a listing",
+            after_ms: budget.as_millis() as u64,
+        });
+        let listed = listed.and_then(|listed| listed).map_err(EngineError::Provider)?;
+        everything.complete &= !listed.is_partial();
+        everything.items.extend(listed.items);
+        let Some(next) = listed.next else { return Ok(everything) };
+        page = PageRequest { cursor: Some(next), limit: None };
+    }
+}
+
+/// An instance whose sandbox is recorded.
+async fn known(inner: &Arc<Inner>, record: &Sandbox, item: &Listed, report: &mut Report) -> Result<(), EngineError> {
+    let over = match &record.phase {
+        Phase::Stopped | Phase::Hibernated { .. } | Phase::Failed { work: None } => true,
+        Phase::Provisioning { .. }
+        | Phase::Verifying { .. }
+        | Phase::Ready
+        | Phase::Frozen { .. }
+        | Phase::Hibernating { .. }
+        | Phase::Resuming { .. }
+        | Phase::Lost
+        | Phase::Failed { work: Some(_) }
+        | Phase::Stopping { .. } => false,
+    };
+    if over {
+        // Its absence was observed, and here it is: it was made by who was away, and is ended again.
+        report.found += 1;
+        match destroy(inner, &item.instance).await {
+            Ok(()) => report.did += 1,
+            Err(_) => report.failed += 1,
+        }
+        return Ok(());
+    }
+    if item.instance.generation != record.generation {
+        return Ok(());
+    }
+    let seen = match &item.state {
+        InstanceState::Creating | InstanceState::Ending { .. } | InstanceState::Absent => return Ok(()),
+        InstanceState::Running => Seen::Running,
+        InstanceState::Frozen => Seen::Frozen,
+        InstanceState::Ended(ended) => Seen::Ended(ended.cause.clone()),
+    };
+    let observed = Observed { state: item.state.to_string(), via: "listing".to_owned(), at_ms: inner.clock.now_ms() };
+    inner.knowledge.observed(&record.id, record.generation, observed.clone());
+    let event = Event::Seen { generation: record.generation, seen, observed };
+    if let Applied::Changed(_) = inner.apply(&record.id, &event).await? {
+        report.found += 1;
+        report.did += 1;
+    }
+    Ok(())
+}
+
+/// Instances that carry our mark and that no record knows.
+async fn collect(inner: &Arc<Inner>, unknown: &BTreeSet<InstanceRef>, report: &mut Report) -> Result<(), EngineError> {
+    let now_ms = inner.clock.now_ms();
+    let gates = &inner.config.gates;
+    let grace_ms = inner.config.periods.orphan_grace.as_millis() as u64;
+    let due: Vec<InstanceRef> = {
+        let mut suspects = inner.reconcilers.suspects.0.lock().unwrap_or_else(PoisonError::into_inner);
+        suspects.retain(|instance, _| unknown.contains(instance));
+        let mut due = Vec::new();
+        for instance in unknown {
+            let (since_ms, listings) = suspects.entry(instance.clone()).or_insert((now_ms, 0));
+            *listings += 1;
+            let waited = now_ms.saturating_sub(*since_ms) >= grace_ms || gates.is_off_everywhere(Gate::OrphanGrace);
+            if waited && (*listings >= 2 || gates.is_off_everywhere(Gate::TwoListings)) {
+                due.push(instance.clone());
+            }
+        }
+        due
+    };
+    report.found += unknown.len() as u64;
+    for instance in due {
+        // Looked at once more: intent comes before reality, so a create in flight has its record by now (L1).
+        if inner.store.get(&instance.sandbox).await?.is_some() {
+            continue;
+        }
+        match destroy(inner, &instance).await {
+            Ok(()) => {
+                report.did += 1;
+                let line = NewLine {
+                    at_ms: inner.clock.now_ms(),
+                    project: None,
+                    sandbox: Some(instance.sandbox.clone()),
+                    generation: Some(instance.generation),
+                    kind: "orphan.collected".to_owned(),
+                    from: None,
+                    to: None,
+                    cause: None,
+                    by: Actor::part("provider-sync"),
+                    data: serde_json::Value::Null,
+                };
+                inner.store.append(inner.epoch, vec![line]).await?;
+            }
+            Err(error) => {
+                tracing::warn!(component = "reconcile", %instance, %error, "an orphan could not be collected");
+                report.failed += 1;
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn destroy(inner: &Arc<Inner>, instance: &InstanceRef) -> Result<(), EngineError> {
+    let budget = inner.config.budgets.clear;
+    let mutation = Mutation {
+        operation: OperationId::from_bytes((inner.draw)()),
+        generation: instance.generation,
+        token: inner.token(&instance.sandbox).await?,
+        budget_ms: budget.as_millis() as u64,
+    };
+    let destroyed = inner.call(&instance.sandbox, budget, inner.provider.destroy(&mutation, &instance.sandbox)).await;
+    destroyed.map_err(EngineError::Provider)
+}
+
+/// Records that should have an instance and were not listed: each is looked at by itself.
+async fn missing(inner: &Arc<Inner>, there: &HashSet<&SandboxId>, report: &mut Report) -> Result<(), EngineError> {
+    let mut query = ListQuery {
+        phases: vec![PhaseName::Ready, PhaseName::Frozen, PhaseName::Verifying],
+        deleted: true,
+        limit: PAGE,
+        ..ListQuery::default()
+    };
+    loop {
+        let page = inner.store.list(&query).await?;
+        for record in page.items.iter().filter(|record| !there.contains(&record.id)) {
+            if inner.look_at_instance(record, record.generation).await? {
+                report.found += 1;
+                report.did += 1;
+            }
+        }
+        let Some(next) = page.next else { return Ok(()) };
+        query.after = Some(next);
+    }
+}

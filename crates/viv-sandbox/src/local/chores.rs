@@ -1,0 +1,177 @@
+//! What can wait, done in the background by one thread at a time.
+//!
+//! Each chore costs what its own subject costs: hashing one snapshot does not read the records of all others. Only
+//! collecting does that, and it is asked for when something may be left that nothing refers to. What another process
+//! left undone when it ended is found by the first chore of each process, which looks at everything.
+
+use std::collections::BTreeSet;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use viv_core::SnapshotId;
+
+use super::LocalProvider;
+use crate::store::tidy::Tidied;
+use crate::trash;
+
+/// How long somebody else who tidies is waited for. Gigabytes are hashed in seconds.
+const TIDY_WITHIN: Duration = Duration::from_secs(60);
+
+/// Something to be done.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Chore {
+    /// Whatever there is.
+    Everything,
+    /// Hash what was saved, and shorten what it stands on.
+    Snapshot(SnapshotId),
+    /// Take away what nothing refers to.
+    Collect,
+}
+
+/// What waits to be done. The first chore of a process is everything.
+#[derive(Debug)]
+pub(super) struct Chores {
+    waiting: Mutex<Waiting>,
+    /// Told when nobody is at it any more.
+    over: Condvar,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    chores: BTreeSet<Chore>,
+    is_someone_at_it: bool,
+}
+
+impl Default for Chores {
+    fn default() -> Self {
+        let waiting = Waiting { chores: BTreeSet::from([Chore::Everything]), is_someone_at_it: false };
+        Self { waiting: Mutex::new(waiting), over: Condvar::new() }
+    }
+}
+
+impl Chores {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers it. True when nobody is at it, and the caller has to see to it.
+    fn add(&self, chore: Chore) -> bool {
+        let mut waiting = self.lock();
+        waiting.chores.insert(chore);
+        !std::mem::replace(&mut waiting.is_someone_at_it, true)
+    }
+
+    /// The next one; with none left, nobody is at it any more.
+    fn next(&self) -> Option<Chore> {
+        let mut waiting = self.lock();
+        let next = waiting.chores.pop_first();
+        waiting.is_someone_at_it = next.is_some();
+        if next.is_none() {
+            self.over.notify_all();
+        }
+        next
+    }
+
+    /// What waits has to wait for the next one.
+    fn give_up(&self) {
+        self.lock().is_someone_at_it = false;
+        self.over.notify_all();
+    }
+
+    /// Waits until nobody is at it.
+    fn wait(&self) {
+        let waited = self.over.wait_while(self.lock(), |waiting| waiting.is_someone_at_it);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// Says that nobody is at it any more if that ended badly. Otherwise the last look for the next chore has said so.
+struct AtIt<'a>(&'a Chores);
+
+impl Drop for AtIt<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.give_up();
+        }
+    }
+}
+
+impl LocalProvider {
+    /// Does what can wait: hashes what was saved, shortens chains of layers, takes away what nothing refers to. Blocks.
+    pub fn tidy(&self) -> Tidied {
+        // They are ours, and hold what this would wait for.
+        self.shared.chores.wait();
+        self.tidy_everything()
+    }
+
+    fn tidy_everything(&self) -> Tidied {
+        let shared = &self.shared;
+        trash::empty(&shared.data.trash(), viv_layer::remove);
+        let mut done = shared.store.tidy(TIDY_WITHIN);
+        if let Err(error) = shared.ids.sweep(&shared.data, &shared.fences) {
+            done.failed.push(format!("giving back ids: {error}"));
+        }
+        done
+    }
+
+    /// Has something done in the background.
+    pub(super) fn later(&self, chore: Chore) {
+        if !self.shared.chores.add(chore) {
+            return;
+        }
+        let this = self.clone();
+        let work = move || {
+            let chores = &this.shared.chores;
+            let _at_it = AtIt(chores);
+            let mut not_now = Vec::new();
+            while let Some(chore) = chores.next() {
+                not_now.extend(this.do_chore(chore));
+            }
+            // Somebody builds, or something is wrong: whoever comes next tries again.
+            chores.lock().chores.extend(not_now);
+        };
+        // Without a thread it waits until the next time.
+        if std::thread::Builder::new().name("viv-tidy".to_owned()).spawn(work).is_err() {
+            self.shared.chores.give_up();
+        }
+    }
+
+    /// Answers with what could not be done now.
+    fn do_chore(&self, chore: Chore) -> Option<Chore> {
+        let store = &self.shared.store;
+        match chore {
+            Chore::Everything => {
+                let done = self.tidy_everything();
+                if !done.failed.is_empty() {
+                    return Some(Chore::Everything);
+                }
+                return done.collected.is_none().then_some(Chore::Collect);
+            }
+            Chore::Snapshot(id) => match store.tidy_snapshot(&id, TIDY_WITHIN) {
+                Ok(true) => {}
+                Ok(false) => return None,
+                Err(_) => return Some(Chore::Snapshot(id)),
+            },
+            Chore::Collect => {}
+        }
+        // What fails, as a record that cannot be read makes it do, is not to be tried at every turn.
+        store.collect().is_ok_and(|collected| collected.is_none()).then_some(Chore::Collect)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_is_at_it_and_does_also_what_comes_meanwhile() {
+        let chores = Chores::default();
+        assert!(chores.add(Chore::Collect));
+        assert_eq!(chores.next(), Some(Chore::Everything));
+        assert!(!chores.add(Chore::Collect), "somebody is at it");
+        assert_eq!((chores.next(), chores.next()), (Some(Chore::Collect), None));
+        assert!(chores.add(Chore::Collect), "nobody is at it any more");
+        chores.give_up();
+        assert!(chores.add(Chore::Collect), "nor after one who failed");
+    }
+}

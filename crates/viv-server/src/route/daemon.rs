@@ -1,0 +1,157 @@
+//! The daemon itself: whether it is well, what it is, what it did.
+
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use viv_api::bound::Sequence;
+use viv_api::daemon::{Doctor, Finding, Health, LogPage, Ready, ReadyCheck, Reconciler, Severity, Version};
+use viv_api::error::ErrorCode;
+use viv_api::page::Page;
+use viv_api::path;
+use viv_api::query::ListLogs;
+
+use super::page_limit;
+use crate::api::{Method, Op, Table};
+use crate::auth::{Caller, Need};
+use crate::extract::{Query, found};
+use crate::log::LogFilter;
+use crate::refusal::{Answer, forbidden};
+use crate::show;
+use crate::state::ServerState;
+
+/// How long the store may take before it is not ready.
+const STORE_WITHIN: Duration = Duration::from_secs(2);
+
+pub(super) fn tell(table: &mut impl Table) {
+    let open = |id, summary| Op::new("daemon", id, Need::Nothing, summary);
+    table.on(
+        Method::Get,
+        path::HEALTH,
+        health,
+        open("getHealth", "Whether the process lives").gives::<Health>(200, "It does."),
+    );
+    let ready_op = open("getReady", "Whether it can do its work")
+        .gives::<Ready>(200, "It can.")
+        .gives::<Ready>(503, "It cannot, and why.");
+    table.on(Method::Get, path::READY, ready, ready_op);
+    let version_op = open("getVersion", "What runs here").gives::<Version>(200, "What runs here.");
+    table.on(Method::Get, path::VERSION, version, version_op);
+    let document_op = open("getOpenApi", "This document").gives_stream("This document.", "application/json");
+    table.on(Method::Get, path::OPENAPI, document, document_op);
+    let reconcilers_op = Op::new("daemon", "listReconcilers", Need::Admin, "The reconcilers and how they stand")
+        .gives_page::<Reconciler>("All of them.");
+    table.on(Method::Get, path::RECONCILERS, reconcilers, reconcilers_op);
+    let doctor_op = Op::new("daemon", "getDoctor", Need::Read, "What this machine can and cannot do")
+        .gives::<Doctor>(200, "What it can do, and what is wrong.");
+    table.on(Method::Get, path::DOCTOR, doctor, doctor_op);
+    let logs_op = Op::new("daemon", "listLogs", Need::Read, "The daemon's own log")
+        .query::<ListLogs>()
+        .gives::<LogPage>(200, "A part of it.")
+        .fails(&[ErrorCode::NotFound]);
+    table.on(Method::Get, path::LOGS, logs, logs_op);
+}
+
+async fn health() -> Answer {
+    Ok(show::ok(&Health { status: "ok".to_owned() }))
+}
+
+async fn ready(State(state): State<ServerState>) -> Answer {
+    let check = |name: &str, ok: bool, message: Option<String>| ReadyCheck { name: name.to_owned(), ok, message };
+    let engine = state.engine();
+    let store = match tokio::time::timeout(STORE_WITHIN, engine.store().owner()).await {
+        Ok(Ok(owner)) => {
+            let ours = owner.is_some_and(|owner| owner.epoch == engine.epoch().0);
+            check("store", ours, (!ours).then(|| "another process owns it".to_owned()))
+        }
+        Ok(Err(error)) => {
+            // Everybody may ask, and what went wrong names places on the host.
+            tracing::warn!(component = "server", %error, "the store cannot be read");
+            check("store", false, Some("it cannot be read".to_owned()))
+        }
+        Err(_) => check("store", false, Some("it does not answer".to_owned())),
+    };
+    let open: Vec<_> = engine.breakers().into_iter().filter(|breaker| breaker.open).collect();
+    let message =
+        open.first().map(|breaker| format!("{} failed {} times in a row", breaker.destination, breaker.failures));
+    let checks = vec![store, check("provider", open.is_empty(), message)];
+    let ready = checks.iter().all(|check| check.ok);
+    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    Ok(show::json(status, &Ready { ready, checks }))
+}
+
+async fn version(State(state): State<ServerState>) -> Answer {
+    Ok(show::ok(&show::version(&state)))
+}
+
+async fn document() -> Answer {
+    Ok(show::ok(&crate::openapi::document()))
+}
+
+async fn reconcilers(State(state): State<ServerState>) -> Answer {
+    let all = state.engine().reconcilers();
+    Ok(show::ok(&Page::whole(all.iter().map(|status| show::reconciler(status, &state)).collect())))
+}
+
+async fn doctor(State(state): State<ServerState>, caller: Caller) -> Answer {
+    let engine = state.engine();
+    let mut findings = Vec::new();
+    for breaker in engine.breakers().into_iter().filter(|breaker| breaker.open) {
+        findings.push(Finding {
+            severity: Severity::Critical,
+            code: "breaker_open".to_owned(),
+            message: format!(
+                "{} failed {} times in a row and is left alone for a moment",
+                breaker.destination, breaker.failures
+            ),
+            command: Some("viv logs --daemon".to_owned()),
+        });
+    }
+    for status in engine.reconcilers() {
+        let shown = show::reconciler(&status, &state);
+        if let Some(error) = &shown.last_error {
+            findings.push(Finding {
+                severity: Severity::Warning,
+                code: "reconciler_failing".to_owned(),
+                // What went wrong names places on the host, which are for those who run it.
+                message: if caller.is_admin() {
+                    format!("{} did not run through: {error}", shown.name)
+                } else {
+                    format!("{} did not run through", shown.name)
+                },
+                command: Some("viv logs --daemon --component reconcile".to_owned()),
+            });
+        }
+        if shown.overdue {
+            findings.push(Finding {
+                severity: Severity::Critical,
+                code: "reconciler_overdue".to_owned(),
+                message: format!("{} should have run by now", shown.name),
+                command: Some("viv logs --daemon --component reconcile".to_owned()),
+            });
+        }
+    }
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    let provider = engine.provider();
+    let capabilities = viv_api::provider::capabilities(&provider.capabilities());
+    Ok(show::ok(&Doctor { provider: provider.name().to_owned(), capabilities, findings }))
+}
+
+async fn logs(State(state): State<ServerState>, caller: Caller, Query(query): Query<ListLogs>) -> Answer {
+    let sandbox = match &query.sandbox {
+        Some(named) => {
+            let (project, which) = found(&state, &caller, named).await?;
+            Some(state.engine().get(&project, &which, "logs").await?.sandbox.id)
+        }
+        None if caller.is_admin() => None,
+        None => {
+            let hint = "name a sandbox, or use a key with the scope admin";
+            return Err(forbidden("the whole log is for keys of the installation", hint));
+        }
+    };
+    let component = query.component.map(|component| component.to_string());
+    let filter = LogFilter { component, sandbox, level: query.level };
+    let after = query.after.map(Sequence::get);
+    let (items, next_after, more) = state.logs().read(after, &filter, page_limit(query.limit));
+    Ok(show::ok(&LogPage { items, next_after, more }))
+}

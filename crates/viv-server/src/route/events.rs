@@ -1,0 +1,205 @@
+//! The journal: a page, or a stream from a cursor on. Figures are made from it too.
+
+use axum::extract::State;
+use axum::http::{HeaderMap, header};
+use viv_api::bound::Sequence;
+use viv_api::error::{ApiError, ErrorCode};
+use viv_api::event::EventPage;
+use viv_api::header::{EVENT_STREAM, LAST_EVENT_ID};
+use viv_api::path;
+use viv_api::query::{ListEvents, StatsQuery};
+use viv_api::stats::{AgeBucket, Stats, Target};
+use viv_core::lifecycle::PhaseName;
+use viv_store::{Cursor, JournalFilter, ListQuery};
+
+use super::page_limit;
+use crate::api::{Method, Op, Table};
+use crate::auth::{Caller, Need};
+use crate::extract::{Query, found};
+use crate::refusal::{Answer, Refusal, invalid};
+use crate::show;
+use crate::state::ServerState;
+use crate::stream::{Pieces, UntilEnd, comment, event, pieces};
+use crate::tally::Totals;
+
+/// Lines read at once for a stream.
+const PAGE: usize = 100;
+
+/// Records read at once for figures.
+const RECORDS: usize = 1_000;
+
+/// Ages that are told apart: a minute, ten, an hour, six, a day.
+const AGES_MS: [u64; 5] = [60_000, 600_000, 3_600_000, 21_600_000, 86_400_000];
+
+pub(super) fn tell(table: &mut impl Table) {
+    let events_op = Op::new("journal", "listEvents", Need::Read, "What happened, as a page or a stream")
+        .query::<ListEvents>()
+        .gives::<EventPage>(200, "A page of it, or a stream if that is what is accepted.")
+        .gives_stream("", EVENT_STREAM)
+        .fails(&[ErrorCode::NotFound, ErrorCode::NotAcceptable]);
+    table.on(Method::Get, path::EVENTS, list, events_op);
+    let stats_op = Op::new("journal", "getStats", Need::Read, "Figures about all sandboxes")
+        .query::<StatsQuery>()
+        .gives::<Stats>(200, "The figures.");
+    table.on(Method::Get, path::STATS, stats, stats_op);
+}
+
+/// What a reader wants to have.
+enum Wanted {
+    Page,
+    Stream,
+}
+
+fn wanted(headers: &HeaderMap) -> Answer<Wanted> {
+    let Some(accept) = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()) else {
+        return Ok(Wanted::Page);
+    };
+    for one in accept.split(',') {
+        match one.split(';').next().unwrap_or_default().trim() {
+            "application/json" | "application/*" | "*/*" => return Ok(Wanted::Page),
+            EVENT_STREAM | "text/*" => return Ok(Wanted::Stream),
+            _ => {}
+        }
+    }
+    let error = ApiError::new(ErrorCode::NotAcceptable, "events are told as application/json or text/event-stream");
+    Err(Refusal(error.hint("send one of the two as Accept, or nothing")))
+}
+
+async fn list(
+    State(state): State<ServerState>,
+    caller: Caller,
+    Query(query): Query<ListEvents>,
+    headers: HeaderMap,
+    until_end: UntilEnd,
+) -> Answer {
+    let wanted = wanted(&headers)?;
+    let sandbox = match &query.sandbox {
+        None => None,
+        Some(named) => {
+            let (project, which) = found(&state, &caller, named).await?;
+            Some(state.engine().get(&project, &which, "events").await?.sandbox.id)
+        }
+    };
+    let filter = JournalFilter { project: caller.sees().cloned(), sandbox };
+    // A browser that lost its connection says itself what it has seen.
+    let seen = headers.get(LAST_EVENT_ID).map(|value| value.to_str().ok().and_then(|text| text.parse().ok()));
+    let seen: Option<Sequence> = match seen {
+        Some(None) => return Err(invalid("Last-Event-ID is no place in the journal", "send the id of the last event")),
+        Some(seen) => seen,
+        None => None,
+    };
+    let after = seen.or(query.after).map_or(0, Sequence::get);
+    match wanted {
+        Wanted::Page => page(&state, after, &filter, page_limit(query.limit)).await,
+        Wanted::Stream => {
+            let alive = (state.bounds().heartbeat, comment);
+            Ok(pieces(EVENT_STREAM, alive, until_end, |out| follow(state, Cursor(after), filter, out)))
+        }
+    }
+}
+
+async fn page(state: &ServerState, after: u64, filter: &JournalFilter, limit: usize) -> Answer {
+    let store = state.engine().store();
+    let mut lines = store.journal(Cursor(after), filter, limit + 1).await?;
+    let more = lines.len() > limit;
+    lines.truncate(limit);
+    let oldest = store.journal(Cursor(0), &JournalFilter::default(), 1).await?;
+    let next_after = lines.last().map_or(after, |last| last.cursor.0);
+    let items = lines.into_iter().map(show::event).collect();
+    let oldest_seq = oldest.first().map_or(0, |line| line.cursor.0);
+    Ok(show::ok(&EventPage { items, next_after, more, oldest_seq }))
+}
+
+/// Tells lines as they are written. It reads on only when the reader has taken what was read before, so a slow one
+/// costs a page of lines; who takes nothing at all is let go by the connection.
+async fn follow(state: ServerState, mut after: Cursor, filter: JournalFilter, out: Pieces) {
+    let store = state.engine().store();
+    let mut tail = store.tail();
+    if out.give(comment()).await.is_err() {
+        return;
+    }
+    loop {
+        // Seen before reading, so that what is written between the two rings again.
+        let newest = *tail.borrow_and_update();
+        loop {
+            let lines = match store.journal(after, &filter, PAGE).await {
+                Ok(lines) => lines,
+                Err(error) => {
+                    tracing::warn!(component = "server", %error, "a stream of events broke off");
+                    return;
+                }
+            };
+            let full = lines.len() == PAGE;
+            for line in lines {
+                after = line.cursor;
+                let shown = show::event(line);
+                if out.give(event(Some(shown.seq), &shown.kind, &shown)).await.is_err() {
+                    return;
+                }
+            }
+            if !full {
+                break;
+            }
+        }
+        // What was filtered away need not be read again.
+        after = after.max(newest);
+        if tail.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn stats(State(state): State<ServerState>, caller: Caller, Query(query): Query<StatsQuery>) -> Answer {
+    let engine = state.engine();
+    let project = caller.sees();
+    let counted = engine.stats(project).await?.phases;
+    let of = |phases: &[PhaseName]| phases.iter().filter_map(|phase| counted.get(phase)).sum::<u64>();
+    let totals = state.tally().totals(engine.store().as_ref(), project).await?;
+    let now_ms = engine.now_ms();
+    let mut ages: Vec<AgeBucket> =
+        AGES_MS.iter().map(|&ms| Some(ms)).chain([None]).map(|up_to_ms| AgeBucket { up_to_ms, count: 0 }).collect();
+    let mut asked = ListQuery {
+        project: project.cloned(),
+        phases: PhaseName::MAY_LIVE.to_vec(),
+        limit: RECORDS,
+        ..ListQuery::default()
+    };
+    // In proportion to those that live, which a quota bounds.
+    loop {
+        let listed = engine.store().list(&asked).await?;
+        for record in &listed.items {
+            let age_ms = now_ms.saturating_sub(record.created_at_ms);
+            let bucket = ages.iter_mut().find(|bucket| bucket.up_to_ms.is_none_or(|up_to_ms| age_ms <= up_to_ms));
+            if let Some(bucket) = bucket {
+                bucket.count += 1;
+            }
+        }
+        asked.after = listed.next;
+        if asked.after.is_none() {
+            break;
+        }
+    }
+    let slo = if query.slo { vec![stop_target(&totals)] } else { Vec::new() };
+    Ok(show::ok(&Stats {
+        at_ms: now_ms,
+        active: of(&PhaseName::MAY_LIVE),
+        provisioning: of(&[PhaseName::Provisioning, PhaseName::Verifying, PhaseName::Resuming]),
+        terminating: of(&[PhaseName::Stopping, PhaseName::Hibernating]),
+        hibernated: of(&[PhaseName::Hibernated]),
+        spare: 0,
+        by_status: counted.iter().map(|(phase, count)| (phase.as_str().to_owned(), *count)).collect(),
+        created_total: totals.created,
+        destroyed_total: totals.destroyed,
+        lost_total: totals.lost,
+        failed_total: totals.failed,
+        ages,
+        slo,
+    }))
+}
+
+/// How many of those that were to end have ended.
+fn stop_target(totals: &Totals) -> Target {
+    let (numerator, denominator) = (totals.destroyed, totals.stopping);
+    let met = (denominator > 0).then(|| numerator * 100 > denominator * 95);
+    Target { name: "stop_success".to_owned(), target: "> 95 %".to_owned(), numerator, denominator, met }
+}

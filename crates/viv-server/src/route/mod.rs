@@ -1,0 +1,41 @@
+//! The routes: one file per group.
+
+mod daemon;
+mod events;
+mod executions;
+mod files;
+mod keys;
+mod lifecycle;
+mod looks;
+mod output;
+mod sandboxes;
+
+use crate::api::{Api, Table};
+use crate::state::ServerState;
+
+/// Page size when nothing was said.
+const PAGE_DEFAULT: usize = 100;
+
+/// All of them, as a router.
+pub(crate) fn all(state: &ServerState) -> Api<'_> {
+    let mut api = Api::new(state);
+    tell(&mut api);
+    api
+}
+
+/// Tells a table about all of them.
+pub(crate) fn tell(table: &mut impl Table) {
+    daemon::tell(table);
+    sandboxes::tell(table);
+    lifecycle::tell(table);
+    looks::tell(table);
+    executions::tell(table);
+    output::tell(table);
+    files::tell(table);
+    events::tell(table);
+    keys::tell(table);
+}
+
+fn page_limit(limit: Option<viv_api::bound::PageLimit>) -> usize {
+    limit.map_or(PAGE_DEFAULT, |limit| limit.get() as usize)
+}

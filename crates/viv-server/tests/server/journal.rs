@@ -1,0 +1,188 @@
+//! The journal as pages and streams; figures; the daemon's own log.
+
+use std::time::Duration;
+
+use axum::http::Method;
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use viv_server::Bounds;
+
+use crate::world::{PATIENCE, World, bare, until};
+
+/// Reads events until one is there.
+async fn read_until(body: &mut axum::body::Body, wanted: impl Fn(&Value) -> bool) -> Vec<Value> {
+    let mut text = String::new();
+    loop {
+        let events: Vec<Value> = text
+            .split("\n\n")
+            .filter_map(|event| event.lines().find_map(|line| line.strip_prefix("data: ")))
+            .filter_map(|data| serde_json::from_str(data).ok())
+            .collect();
+        if events.last().is_some_and(&wanted) {
+            return events;
+        }
+        let frame = tokio::time::timeout(PATIENCE, body.frame()).await.expect("an event in time");
+        let frame = frame.expect("the stream goes on").expect("no error");
+        text.push_str(std::str::from_utf8(frame.data_ref().unwrap()).unwrap());
+    }
+}
+
+fn stream(world: &World, query: &str) -> axum::http::request::Builder {
+    bare(Method::GET, &format!("/v1/events{query}"), &world.admin).header("accept", "text/event-stream")
+}
+
+#[tokio::test]
+async fn o7_a_stream_goes_on_where_it_was_without_gaps() {
+    let world = World::new().await;
+    let mut body = world.send(stream(&world, "").body("".into()).unwrap()).await.into_body();
+    let path = world.sandbox().await;
+    let events = read_until(&mut body, |event| event["to"] == "ready").await;
+    let last = events.last().unwrap()["seq"].as_u64().unwrap();
+    assert_eq!(format!("/v1/sandboxes/{}", events.last().unwrap()["sandbox"].as_str().unwrap()), path);
+    drop(body);
+    world.delete(&path).await.is(200);
+
+    // A browser says what it has seen; others say it in the query.
+    for resumed in
+        [stream(&world, "").header("last-event-id", last.to_string()), stream(&world, &format!("?after={last}"))]
+    {
+        let mut body = world.send(resumed.body("".into()).unwrap()).await.into_body();
+        let rest = read_until(&mut body, |event| event["to"] == "stopped").await;
+        assert!(rest[0]["seq"].as_u64().unwrap() > last);
+        let page = world.get(&format!("/v1/events?after={last}")).await.is(200).json();
+        assert_eq!(page["items"].as_array().unwrap()[..rest.len()], rest[..], "the same, as a page");
+    }
+    let odd = stream(&world, "").header("last-event-id", "x").body("".into()).unwrap();
+    assert_eq!(world.whole(odd).await.is(400).code(), "invalid_request");
+    let other = bare(Method::GET, "/v1/events", &world.admin).header("accept", "text/html").body("".into()).unwrap();
+    assert_eq!(world.whole(other).await.is(406).code(), "not_acceptable");
+}
+
+#[tokio::test]
+async fn pages_of_events_follow_each_other_and_can_be_of_one_sandbox() {
+    let world = World::new().await;
+    let path = world.sandbox().await;
+    world.sandbox().await;
+    let id = path.rsplit('/').next().unwrap();
+    let whole = world.get(&format!("/v1/events?sandbox={id}")).await.is(200).json();
+    let mut pieces = Vec::new();
+    let mut after = 0;
+    loop {
+        let page = world.get(&format!("/v1/events?sandbox={id}&limit=1&after={after}")).await.is(200).json();
+        after = page["next_after"].as_u64().unwrap();
+        pieces.extend(page["items"].as_array().unwrap().clone());
+        if page["more"] == false {
+            break;
+        }
+    }
+    assert_eq!(whole["items"], json!(pieces));
+    assert!(pieces.iter().all(|event| event["sandbox"] == id));
+    assert_eq!(whole["oldest_seq"], 1);
+
+    let mut entries = Vec::new();
+    let mut cursor = String::new();
+    loop {
+        let page = world.get(&format!("{path}/timeline?limit=1{cursor}")).await.is(200).json();
+        entries.extend(page["items"].as_array().unwrap().clone());
+        match page["next"].as_str() {
+            Some(next) => cursor = format!("&cursor={next}"),
+            None => break,
+        }
+    }
+    let whole = world.get(&format!("{path}/timeline")).await.is(200).json();
+    assert_eq!(whole["items"], json!(entries), "times too");
+    assert!(entries.iter().any(|entry| entry["to"] == "ready" && entry["took_ms"].is_u64()), "{entries:?}");
+}
+
+#[tokio::test]
+async fn s5_a_reader_that_does_not_read_is_let_go() {
+    let bounds = Bounds { write_idle: Duration::from_millis(200), ..Bounds::default() };
+    let world = World::with(bounds, |_| {}).await;
+    let (address, end, serving) = world.listen().await;
+    let mut slow = TcpStream::connect(address).await.unwrap();
+    let head = format!(
+        "GET /v1/events HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\naccept: text/event-stream\r\n\r\n",
+        world.admin
+    );
+    slow.write_all(head.as_bytes()).await.unwrap();
+    let line = viv_store::NewLine {
+        at_ms: 1,
+        project: None,
+        sandbox: None,
+        generation: None,
+        kind: "test.line".to_owned(),
+        from: None,
+        to: None,
+        cause: None,
+        by: viv_core::lifecycle::Actor::part("test"),
+        data: json!({"filler": "x".repeat(32 << 10)}),
+    };
+    // More than the kernel's buffers of both ends take.
+    for _ in 0..600 {
+        viv_store::Store::append(world.store.as_ref(), world.engine.epoch(), vec![line.clone()]).await.unwrap();
+    }
+    // It is let go while it does not read: nobody is there to hear it any more.
+    until("the connection is closed", async || slow.write_all(b"x").await.err()).await;
+    end.send(()).unwrap();
+    tokio::time::timeout(PATIENCE, serving).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn o2_figures_are_counted() {
+    let world = World::new().await;
+    let path = world.sandbox().await;
+    world.sandbox().await;
+    world.post("/v1/sandboxes", json!({"name": "kept"})).await.is(201);
+    world.post("/v1/sandboxes/kept/stop", json!({})).await.is(200);
+    world.delete(&path).await.is(200);
+    for _ in 0..2 {
+        let stats = world.get("/v1/stats?slo=true").await.is(200).json();
+        let figure = |name: &str| stats[name].as_u64().unwrap();
+        assert_eq!((figure("active"), figure("hibernated"), figure("spare")), (1, 1, 0), "{stats}");
+        assert_eq!((figure("created_total"), figure("destroyed_total")), (3, 1), "{stats}");
+        let ages: u64 = stats["ages"].as_array().unwrap().iter().map(|bucket| bucket["count"].as_u64().unwrap()).sum();
+        assert_eq!(ages, 1);
+        assert_eq!(stats["slo"][0]["met"], true);
+    }
+}
+
+#[tokio::test]
+async fn o1_the_daemon_tells_about_itself() {
+    let world = World::new().await;
+    assert_eq!(world.get("/health").await.is(200).json(), json!({"status": "ok"}));
+    assert_eq!(world.get("/ready").await.is(200).json()["ready"], true);
+    let version = world.get("/v1/version").await.is(200).json();
+    assert_eq!((&version["api"], &version["provider"]), (&json!("v1"), &json!("sim")));
+    assert!(version["gates"].as_array().unwrap().iter().all(|gate| gate["on"] == true));
+    let doctor = world.get("/v1/doctor").await.is(200).json();
+    assert!(doctor["capabilities"].as_array().unwrap().len() > 10 && doctor["findings"] == json!([]), "{doctor}");
+    until("reconcilers ran", async || {
+        let all = world.get("/v1/reconcilers").await.is(200).json();
+        all["items"].as_array().unwrap().iter().any(|one| one["name"] == "provider-sync").then_some(())
+    })
+    .await;
+    let logs = world.get("/v1/logs?level=warn&component=driver").await.is(200).json();
+    assert_eq!(logs["more"], false);
+    let path = world.sandbox().await;
+    let client = bare(Method::GET, &path, &world.admin).header("viv-client", "dashboard").body("".into()).unwrap();
+    world.whole(client).await.is(200);
+    let diagnosis = world.get(&format!("{path}/diagnosis")).await.is(200).json();
+    assert_eq!(diagnosis["reads"][0]["client"], "dashboard");
+    assert_eq!(diagnosis["sandbox"]["observed"]["provider_state"], "running");
+    assert!(diagnosis["locks"]["lifecycle"]["holder"].is_string(), "{diagnosis}");
+    world.get(&format!("{path}/logs?source=shim&bytes=100")).await.is(200);
+    // A store that was taken over is not ours to serve.
+    let owner = viv_store::Owner {
+        name: "other".to_owned(),
+        boot_id: "b".to_owned(),
+        pid: 2,
+        start_ticks: 2,
+        epoch: 0,
+        since_ms: 1,
+    };
+    viv_store::Store::own(world.store.as_ref(), owner).await.unwrap();
+    let ready = world.get("/ready").await.is(503).json();
+    assert_eq!((&ready["ready"], &ready["checks"][0]["ok"]), (&json!(false), &json!(false)));
+}

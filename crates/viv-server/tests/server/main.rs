@@ -1,0 +1,11 @@
+//! The API in one process, on the provider and the store in memory.
+
+mod auth;
+mod bounds;
+mod executions;
+mod files;
+mod journal;
+mod lifecycle;
+mod openapi;
+mod schemathesis;
+mod world;

@@ -1,0 +1,79 @@
+use std::sync::Arc;
+
+use viv_core::lifecycle::{Phase, PhaseName, Sandbox, Work};
+
+use super::Lab;
+use super::lab::{MANY, at_once, everything, phase};
+
+fn due_at(at_ms: u64) -> Phase {
+    let operation = "op_1".parse().unwrap();
+    Phase::Stopping { work: Work { operation, attempt: 1, deadline_at_ms: at_ms, retry_at_ms: 0, overdue: false } }
+}
+
+pub(super) async fn due_is_soonest_first(lab: &Lab) {
+    assert_eq!(lab.store.next_due_ms().await.unwrap(), None);
+    let mut all = Vec::new();
+    for at_ms in [50, 10, 30, 30, 40, 20] {
+        let sandbox = Sandbox { phase: due_at(at_ms), ..lab.new_sandbox(1) };
+        lab.put(&sandbox).await;
+        all.push((at_ms, sandbox.id));
+    }
+    lab.put(&Sandbox { phase: phase(PhaseName::Ready), ..lab.new_sandbox(1) }).await;
+    all.sort();
+    assert_eq!(lab.store.due(u64::MAX, MANY).await.unwrap(), all);
+    assert_eq!(lab.store.due(30, MANY).await.unwrap(), all[..4]);
+    assert_eq!(lab.store.due(30, 3).await.unwrap(), all[..3]);
+    assert!(lab.store.due(9, MANY).await.unwrap().is_empty());
+    assert_eq!(lab.store.next_due_ms().await.unwrap(), Some(10));
+}
+
+pub(super) async fn due_follows_the_record(lab: &Lab) {
+    let mut sandbox = Sandbox { phase: due_at(10), ..lab.new_sandbox(1) };
+    lab.put(&sandbox).await;
+    lab.put_next(&mut sandbox, |sandbox| sandbox.phase = due_at(20)).await;
+    assert!(lab.store.due(19, MANY).await.unwrap().is_empty());
+    assert_eq!(lab.store.due(20, MANY).await.unwrap(), [(20, sandbox.id.clone())]);
+    lab.put_next(&mut sandbox, |sandbox| sandbox.phase = phase(PhaseName::Stopped)).await;
+    assert!(lab.store.due(u64::MAX, MANY).await.unwrap().is_empty());
+    assert_eq!(lab.store.next_due_ms().await.unwrap(), None);
+}
+
+pub(super) async fn touch_only_grows(lab: &Lab) {
+    let sandbox = lab.new_sandbox(100);
+    lab.put(&sandbox).await;
+    for (touched, wanted) in [(50, 100), (200, 200), (150, 200), (201, 201)] {
+        lab.store.touch(lab.epoch, &sandbox.id, touched).await.unwrap();
+        assert_eq!(lab.get(&sandbox).await.unwrap().active_at_ms, wanted);
+    }
+    let (store, epoch, id) = (Arc::clone(&lab.store), lab.epoch, sandbox.id.clone());
+    at_once(50, |at| {
+        let (store, id) = (Arc::clone(&store), id.clone());
+        async move { store.touch(epoch, &id, 1_000 + (at as u64 * 37) % 50).await.unwrap() }
+    })
+    .await;
+    assert_eq!(lab.get(&sandbox).await.unwrap().active_at_ms, 1_049);
+    assert_eq!(lab.store.list(&everything()).await.unwrap().items[0].active_at_ms, 1_049);
+}
+
+pub(super) async fn touch_is_no_change(lab: &Lab) {
+    let sandbox = lab.new_sandbox(1);
+    lab.put(&sandbox).await;
+    let before = lab.lines().await;
+    lab.store.touch(lab.epoch, &sandbox.id, 500).await.unwrap();
+    lab.store.touch(lab.epoch, &lab.id(), 500).await.expect("one that is not known is passed over");
+    assert_eq!(lab.get(&sandbox).await, Some(Sandbox { active_at_ms: 500, ..sandbox }));
+    assert_eq!(lab.lines().await, before);
+    assert_eq!(lab.store.list(&everything()).await.unwrap().items.len(), 1);
+}
+
+pub(super) async fn a_commit_does_not_undo_a_touch(lab: &Lab) {
+    let mut sandbox = lab.new_sandbox(1);
+    lab.put(&sandbox).await;
+    lab.store.touch(lab.epoch, &sandbox.id, 500).await.unwrap();
+    lab.put_next(&mut sandbox, |sandbox| sandbox.operations += 1).await;
+    assert_eq!(lab.get(&sandbox).await.unwrap().active_at_ms, 500);
+    lab.put_next(&mut sandbox, |sandbox| sandbox.active_at_ms = 700).await;
+    assert_eq!(lab.get(&sandbox).await.unwrap().active_at_ms, 700);
+    lab.store.touch(lab.epoch, &sandbox.id, 600).await.unwrap();
+    assert_eq!(lab.get(&sandbox).await.unwrap().active_at_ms, 700);
+}

@@ -1,0 +1,64 @@
+//! What can go wrong in a store: a closed list.
+
+use viv_core::SandboxId;
+
+use crate::record::{Lease, Owner, Remembered};
+
+/// What went wrong. After any of these nothing was written, but for [`StoreError::Unavailable`].
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The record changed since it was read.
+    #[error("{sandbox} has version {found}, not {expected}")]
+    Conflict {
+        /// Whose record.
+        sandbox: SandboxId,
+        /// What the change was made from.
+        expected: u64,
+        /// What there is; 0 is none.
+        found: u64,
+    },
+    /// The name belongs to another sandbox of the project.
+    #[error("the name is taken by {by}")]
+    NameTaken {
+        /// Who has it.
+        by: SandboxId,
+    },
+    /// The idempotency key was used before.
+    #[error("the idempotency key was used before")]
+    Repeated(Box<Remembered>),
+    /// A limit on the number of sandboxes is reached (L18).
+    #[error("{limit}: {used} of {max} are in use")]
+    Quota {
+        /// Which limit.
+        limit: &'static str,
+        /// How many there are.
+        used: u64,
+        /// How many there may be.
+        max: u64,
+    },
+    /// Somebody else holds the lease.
+    #[error("{} holds the lease", .0.holder)]
+    Leased(Box<Lease>),
+    /// Somebody else owns the store.
+    #[error("{} owns the store", .0.name)]
+    Owned(Box<Owner>),
+    /// This process owned the store and does not any more: it must end.
+    #[error("the store was taken over")]
+    Superseded,
+    /// It could not be written or read: full, failing, locked for too long. What was to be written may have been, as
+    /// after any answer that got lost: read before it is tried again, or rely on version and idempotency key.
+    #[error("the store failed: {what}")]
+    Unavailable {
+        /// What went wrong.
+        what: String,
+    },
+    /// A listing was to go on after something that no page gave as `next`.
+    #[error("there is no page after that")]
+    BadCursor,
+    /// What is stored cannot be understood: made by a newer version, or damaged.
+    #[error("what is stored cannot be understood: {what}")]
+    Corrupt {
+        /// What.
+        what: String,
+    },
+}

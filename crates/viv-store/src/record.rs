@@ -1,0 +1,179 @@
+//! What is stored beside the journal, as data.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use viv_core::lifecycle::{PhaseName, Sandbox};
+use viv_core::spec::{Name, Project};
+use viv_core::{FencingToken, SandboxId};
+
+use crate::journal::NewLine;
+
+/// One transaction: a record, the lines about it, and what hangs on them.
+#[derive(Debug, Clone)]
+pub struct Change {
+    /// The record as it is to be. Its version is one more than what it was made from; 1 is a new one.
+    pub sandbox: Sandbox,
+    /// The lines about the change.
+    pub lines: Vec<NewLine>,
+    /// For a create: the key under which it is remembered, checked and written in the same transaction (L1).
+    pub idempotency: Option<Idempotency>,
+    /// For a create: the limits that are counted from rows in the same transaction (L18).
+    pub quota: Option<Quota>,
+}
+
+/// A key that a client gave, so that repeating its request does the work once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Idempotency {
+    /// Per project.
+    pub project: Project,
+    /// And route.
+    pub route: String,
+    /// The key.
+    pub key: String,
+    /// A hash of the body that came with it.
+    pub body_hash: [u8; 32],
+    /// When.
+    pub at_ms: u64,
+}
+
+/// What is known about a key that was used before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Remembered {
+    /// The hash of the body that came with it.
+    pub body_hash: [u8; 32],
+    /// What was made.
+    pub sandbox: SandboxId,
+    /// When.
+    pub at_ms: u64,
+}
+
+/// How many sandboxes there may be whose phase is one of [`PhaseName::MAY_LIVE`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Quota {
+    /// In all projects.
+    pub total_max: u64,
+    /// In the project of the new one.
+    pub project_max: u64,
+}
+
+impl Quota {
+    /// The word for the limit in all projects, in [`crate::StoreError::Quota`].
+    pub const TOTAL: &'static str = "sandboxes";
+    /// The word for the limit in one project.
+    pub const PROJECT: &'static str = "sandboxes_per_project";
+}
+
+/// Which records to list: newest first.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ListQuery {
+    /// Of this project.
+    pub project: Option<Project>,
+    /// With all of these labels.
+    pub labels: BTreeMap<String, String>,
+    /// In one of these phases; empty is any.
+    pub phases: Vec<PhaseName>,
+    /// With this name.
+    pub name: Option<Name>,
+    /// Whether those that were deleted are listed too.
+    pub deleted: bool,
+    /// After this one, which the page before gave as `next`; anything else is [`crate::StoreError::BadCursor`].
+    pub after: Option<String>,
+    /// At most this many.
+    pub limit: usize,
+}
+
+/// A page of records.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Listing {
+    /// The records.
+    pub items: Vec<Sandbox>,
+    /// Where to go on.
+    pub next: Option<String>,
+}
+
+/// How many records are in each phase, deleted ones left out.
+pub type PhaseCounts = BTreeMap<PhaseName, u64>;
+
+/// Who owns a store: one process, by an identity that outlives its pid (J6).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Owner {
+    /// For people: host, pid, version.
+    pub name: String,
+    /// Boot id of the machine.
+    pub boot_id: String,
+    /// Its pid there.
+    pub pid: u32,
+    /// When that process started, in the kernel's ticks.
+    pub start_ticks: u64,
+    /// Which ownership it is.
+    pub epoch: u64,
+    /// Since when, wall time.
+    pub since_ms: u64,
+}
+
+/// What a lease is for (L15).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LeaseKind {
+    /// Changing its life.
+    Lifecycle,
+    /// Making an instance.
+    Start,
+}
+
+/// A lease on a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lease {
+    /// On what.
+    pub sandbox: SandboxId,
+    /// What for.
+    pub kind: LeaseKind,
+    /// Who.
+    pub holder: String,
+    /// Since when.
+    pub since_ms: u64,
+    /// Until when, unless it is renewed. Nobody else gets it before, except when the store changed its owner.
+    pub expires_at_ms: u64,
+    /// Greater than that of every lease before it, on anything.
+    pub token: FencingToken,
+}
+
+/// What a key may do (S3).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "scope", rename_all = "snake_case")]
+pub enum KeyScope {
+    /// Everything.
+    Admin,
+    /// Everything in one project.
+    Project {
+        /// Which.
+        project: Project,
+    },
+    /// Looking at one project.
+    ReadOnly {
+        /// Which.
+        project: Project,
+    },
+}
+
+/// A key, without its secret.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ApiKey {
+    /// `key_…`.
+    pub id: String,
+    /// What it is called.
+    pub name: String,
+    /// What it may do.
+    #[serde(flatten)]
+    pub scope: KeyScope,
+    /// Hash of the secret (blake3).
+    pub hash: [u8; 32],
+    /// Since when.
+    pub created_at_ms: u64,
+    /// Until when it is good; for ever when absent.
+    #[serde(default)]
+    pub expires_at_ms: Option<u64>,
+    /// Since when it is of no use.
+    pub revoked_at_ms: Option<u64>,
+}

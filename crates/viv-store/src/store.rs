@@ -1,0 +1,125 @@
+//! The trait.
+
+use async_trait::async_trait;
+use tokio::sync::watch;
+use viv_core::lifecycle::Sandbox;
+use viv_core::spec::{Name, Project};
+use viv_core::{FencingToken, SandboxId};
+
+use crate::error::StoreError;
+use crate::journal::{Cursor, JournalFilter, JournalLine, NewLine};
+use crate::record::{
+    ApiKey, Change, Idempotency, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Remembered,
+};
+
+type Result<T> = std::result::Result<T, StoreError>;
+
+/// Which ownership a write belongs to. A later one makes all writes of earlier ones fail as
+/// [`StoreError::Superseded`], in the same transaction in which they would have been written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Epoch(pub u64);
+
+/// Where Vivarium keeps what it knows.
+///
+/// Rules for every implementation, checked by the conformance suite:
+///
+/// - A call that answers `Ok` is durable; one that fails has changed nothing, but for `Unavailable`, which may have.
+/// - Readers see what was acknowledged, at once, whoever wrote it.
+/// - A write with an epoch that is not the latest is `Superseded`.
+/// - Nothing is proportional to the number of records, except where it says so.
+#[async_trait]
+pub trait Store: Send + Sync {
+    /// Takes the store over, whoever owned it before. The caller has made sure that the previous owner is dead, or
+    /// accepts that its writes fail from now on. Answers with the epoch for all writes.
+    async fn own(&self, owner: Owner) -> Result<Epoch>;
+
+    /// Who owns it.
+    async fn owner(&self) -> Result<Option<Owner>>;
+
+    /// Writes a record with its journal lines, by compare-and-set on its version, all or nothing.
+    /// `Conflict` when the stored version is not one less. Checked in this order: `Superseded`, `Repeated`
+    /// (idempotency key used before, whatever the body), `Conflict`, `NameTaken` (names of records that are neither
+    /// deleted nor stopped, per project), `Quota`. Answers where the journal stands then.
+    async fn commit(&self, epoch: Epoch, change: Change) -> Result<Cursor>;
+
+    /// Writes lines that are about no change of a record.
+    async fn append(&self, epoch: Epoch, lines: Vec<NewLine>) -> Result<Cursor>;
+
+    /// A record.
+    async fn get(&self, sandbox: &SandboxId) -> Result<Option<Sandbox>>;
+
+    /// The record with this name that is neither stopped nor deleted; else the newest that had it.
+    async fn find(&self, project: &Project, name: &Name) -> Result<Option<Sandbox>>;
+
+    /// A page of records, newest first, in proportion to the page; with a name, or with labels and something else, to
+    /// how many have that name, or the rarest of those labels.
+    async fn list(&self, query: &ListQuery) -> Result<Listing>;
+
+    /// How many records are in each phase.
+    async fn count(&self, project: Option<&Project>) -> Result<PhaseCounts>;
+
+    /// Sandboxes whose [`Sandbox::due_at_ms`] is not after this, soonest first, at most this many.
+    async fn due(&self, until_ms: u64, limit: usize) -> Result<Vec<(u64, SandboxId)>>;
+
+    /// The soonest due time of all.
+    async fn next_due_ms(&self) -> Result<Option<u64>>;
+
+    /// What is known of an idempotency key.
+    async fn remembered(&self, key: &Idempotency) -> Result<Option<Remembered>>;
+
+    /// Lines after a cursor, oldest first, at most this many.
+    async fn journal(&self, after: Cursor, filter: &JournalFilter, limit: usize) -> Result<Vec<JournalLine>>;
+
+    /// The last lines before a cursor (or the end), newest first, at most this many.
+    async fn journal_tail(
+        &self,
+        before: Option<Cursor>,
+        filter: &JournalFilter,
+        limit: usize,
+    ) -> Result<Vec<JournalLine>>;
+
+    /// Rings with the newest cursor when lines were written through this store.
+    fn tail(&self) -> watch::Receiver<Cursor>;
+
+    /// Takes or renews a lease. Who holds it renews it under the same token; one that expired, or was held under an
+    /// earlier epoch, is taken under a new token, greater than all before. Else `Leased`.
+    async fn lease(
+        &self,
+        epoch: Epoch,
+        sandbox: &SandboxId,
+        kind: LeaseKind,
+        holder: &str,
+        now_ms: u64,
+        ttl_ms: u64,
+    ) -> Result<Lease>;
+
+    /// Gives a lease back; one that somebody else has meanwhile is left alone.
+    async fn release(&self, epoch: Epoch, sandbox: &SandboxId, kind: LeaseKind, token: FencingToken) -> Result<()>;
+
+    /// The leases on a sandbox that were taken under the current epoch, expired ones too.
+    async fn leases(&self, sandbox: &SandboxId) -> Result<Vec<Lease>>;
+
+    /// Writes when a sandbox was last active: no new version, no line; an earlier time than is known changes nothing,
+    /// nor does a sandbox that is not known. A record that is committed later with an earlier time keeps this one.
+    async fn touch(&self, epoch: Epoch, sandbox: &SandboxId, active_at_ms: u64) -> Result<()>;
+
+    /// Keeps a key, in place of the one with its id, and writes the line about it.
+    async fn put_key(&self, epoch: Epoch, key: ApiKey, line: NewLine) -> Result<()>;
+
+    /// All keys, revoked ones too.
+    async fn keys(&self) -> Result<Vec<ApiKey>>;
+
+    /// A free value by name: installation id and the like.
+    async fn meta(&self, name: &str) -> Result<Option<String>>;
+
+    /// Sets one, unless it is there; answers with what is there then.
+    async fn set_meta_once(&self, epoch: Epoch, name: &str, value: &str) -> Result<String>;
+
+    /// Retention (J9), a bounded piece of it: forgets journal lines before a time, idempotency keys of before a time
+    /// whose sandbox is over, leases that expired before it, and shrinks tombstones of before a time to id, name, cause
+    /// and time. Answers how many rows it touched; 0 when there is nothing left to do.
+    async fn retain(&self, epoch: Epoch, before_ms: u64, limit: usize) -> Result<u64>;
+
+    /// A consistent copy of everything, made while it is used. What was at that path is replaced when it is complete.
+    async fn backup(&self, to: &std::path::Path) -> Result<()>;
+}

@@ -1,0 +1,63 @@
+//! `viv events`
+
+use std::process::ExitCode;
+
+use viv_api::bound::{SandboxRef, Sequence};
+use viv_api::event::Event;
+use viv_api::query::ListEvents;
+
+use super::table::{clean, clock};
+use super::{Daemon, print, print_json};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Only about this sandbox
+    #[arg(long, value_name = "SANDBOX")]
+    sandbox: Option<SandboxRef>,
+    /// Only those after this one; from the oldest that is kept when not said
+    #[arg(long, value_name = "NUMBER")]
+    after: Option<Sequence>,
+    /// Go on with what happens; a connection that breaks is made again where it was
+    #[arg(long, short)]
+    follow: bool,
+}
+
+pub(super) fn run(args: &Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
+    if args.follow {
+        for event in daemon.client.follow_events(args.after.map(Sequence::get), args.sandbox.clone()) {
+            say(daemon, &event?)?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut after = args.after;
+    loop {
+        let query = ListEvents { after, sandbox: args.sandbox.clone(), limit: None };
+        let page = daemon.client.events(&query)?;
+        for event in &page.items {
+            say(daemon, event)?;
+        }
+        // A server that does not move on would keep us here for ever.
+        if !page.more || after.is_some_and(|after| page.next_after <= after.get()) {
+            return Ok(ExitCode::SUCCESS);
+        }
+        after = Some(Sequence::nearest(page.next_after));
+    }
+}
+
+fn say(daemon: &Daemon, event: &Event) -> anyhow::Result<ExitCode> {
+    if daemon.json { print_json(event) } else { print(&line(event)) }
+}
+
+fn line(event: &Event) -> String {
+    let about = event.sandbox.as_ref().map_or_else(String::new, |sandbox| format!("  {sandbox}"));
+    let phase = match (event.from, event.to) {
+        (Some(from), Some(to)) => format!("  {from} -> {to}"),
+        (None, Some(to)) => format!("  -> {to}"),
+        (Some(_) | None, None) => String::new(),
+    };
+    // The message often says it already.
+    let cause = event.cause.as_ref().filter(|cause| !event.message.contains(&cause.code));
+    let cause = cause.map_or_else(String::new, |cause| format!(" ({})", cause.code));
+    let message = if event.message.is_empty() { String::new() } else { format!(": {}", event.message) };
+    clean(&format!("{}  {}{about}{phase}{cause}  by {}{message}", clock(event.at_ms), event.kind, event.by))
+}

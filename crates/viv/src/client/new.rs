@@ -1,0 +1,164 @@
+//! What a new sandbox is to be: options that `create` and `run` share.
+
+use std::collections::BTreeMap;
+
+use clap::ValueEnum;
+use viv_api::bound::{
+    BoundError, Env, EnvName, IdempotencyKey, IdleMs, ImageName, LabelFilter, Labels, LifetimeMs, Path, Port, Ports,
+    SandboxName, WaitMs,
+};
+use viv_api::client::{Change, ClientError};
+use viv_api::sandbox::{CreatePolicy, CreateSandbox, Egress, Network, Sandbox, Status};
+
+use super::Daemon;
+use super::progress::Waiting;
+use crate::fail::{FAILED, Failure};
+use crate::local::limits::LimitArgs;
+use crate::text::parse_span;
+
+/// How long making a sandbox is waited for, unless it is said: far longer than it takes.
+const WAIT_MS: u64 = 60_000;
+
+#[derive(clap::Args)]
+pub(super) struct NewArgs {
+    /// Its name; a named sandbox is persistent unless said otherwise
+    #[arg(long)]
+    name: Option<SandboxName>,
+    /// `host` for the machine's own userland, or an image's name
+    #[arg(long, default_value = ImageName::HOST)]
+    image: ImageName,
+    /// A label; `agent` says which kind of agent uses it, and is shown in lists
+    #[arg(long, short, value_name = "KEY=VALUE")]
+    label: Vec<LabelFilter>,
+    /// Environment of every command in it: NAME=VALUE, or NAME for the value that it has here
+    #[arg(long, short, value_name = "NAME=VALUE")]
+    env: Vec<String>,
+    /// Where commands start; made if it is not there
+    #[arg(long, value_name = "PATH")]
+    workdir: Option<Path>,
+    /// Whom those inside may talk to
+    #[arg(long, value_enum, default_value_t = EgressArg::None)]
+    egress: EgressArg,
+    /// A port that must answer before it is ready
+    #[arg(long, value_name = "PORT")]
+    port: Vec<Port>,
+    /// Time to its hard deadline, such as 30m or 8h; an hour when not said
+    #[arg(long, value_name = "SPAN", value_parser = parse_span)]
+    lifetime: Option<u64>,
+    /// Time without activity after which it is put to rest
+    #[arg(long, value_name = "SPAN", value_parser = parse_span)]
+    idle: Option<u64>,
+    #[command(flatten)]
+    limits: LimitArgs,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum EgressArg {
+    /// Nobody: there is only a loopback interface
+    None,
+    /// The internet; no private networks, and not the machine
+    All,
+}
+
+impl NewArgs {
+    /// As the API takes it.
+    pub(super) fn request(self, persistent: Option<bool>, wait_ms: Option<u64>) -> anyhow::Result<CreateSandbox> {
+        let labels: BTreeMap<_, _> = self.label.into_iter().map(|label| (label.key, label.value)).collect();
+        let policy = CreatePolicy {
+            persistent,
+            lifetime_ms: self.lifetime.map(LifetimeMs::new).transpose().map_err(wrong)?,
+            idle_ms: self.idle.map(IdleMs::new).transpose().map_err(wrong)?,
+        };
+        Ok(CreateSandbox {
+            name: self.name,
+            image: self.image,
+            labels: Labels::new(labels).map_err(wrong)?,
+            env: Env::new(variables(&self.env)?).map_err(wrong)?,
+            workdir: self.workdir,
+            limits: self.limits.try_into().map_err(wrong)?,
+            network: Network {
+                egress: match self.egress {
+                    EgressArg::None => Egress::None,
+                    EgressArg::All => Egress::All,
+                },
+            },
+            ports: Ports::new(self.port).map_err(wrong)?,
+            policy,
+            wait_ms: Some(WaitMs::new(wait_ms.unwrap_or(WAIT_MS)).map_err(wrong)?),
+        })
+    }
+}
+
+/// What breaks a bound is a mistake on the command line.
+#[expect(clippy::needless_pass_by_value, reason = "this is what map_err calls")]
+pub(super) fn wrong(error: BoundError) -> Failure {
+    Failure::usage(error.to_string())
+}
+
+/// Variables: `NAME=VALUE`, or `NAME` for the value that it has here, which keeps it out of the list of processes.
+pub(super) fn variables<V>(words: &[String]) -> Result<BTreeMap<EnvName, V>, Failure>
+where
+    V: TryFrom<String, Error = BoundError>,
+{
+    let mut all = BTreeMap::new();
+    for word in words {
+        let (name, value) = match word.split_once('=') {
+            Some((name, value)) => (name, value.to_owned()),
+            None => (word.as_str(), here(word)?),
+        };
+        all.insert(EnvName::new(name).map_err(wrong)?, V::try_from(value).map_err(wrong)?);
+    }
+    Ok(all)
+}
+
+/// The value that a variable has here.
+fn here(name: &str) -> Result<String, Failure> {
+    let missing = |_| {
+        let message = format!("there is no variable {name} here that could be passed on");
+        Failure::usage(message).hint("write --env NAME=VALUE")
+    };
+    std::env::var(name).map_err(missing)
+}
+
+/// Makes it. A connection that breaks on the way makes no second one: the request carries a key.
+pub(super) fn make(daemon: &Daemon, request: &CreateSandbox, key: Option<IdempotencyKey>) -> anyhow::Result<Change> {
+    let key = match key {
+        Some(key) => key,
+        None => fresh_key()?,
+    };
+    let _waiting = Waiting::on("making the sandbox");
+    match daemon.client.create(request, Some(&key)) {
+        Err(ClientError::Transport { source, .. }) if source.kind() != std::io::ErrorKind::ConnectionRefused => {
+            Ok(daemon.client.create(request, Some(&key))?)
+        }
+        made => Ok(made?),
+    }
+}
+
+/// A key that nobody else uses.
+pub(super) fn fresh_key() -> anyhow::Result<IdempotencyKey> {
+    let mut bytes = [0_u8; 16];
+    rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())?;
+    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(IdempotencyKey::new(format!("cli-{hex}")).map_err(wrong)?)
+}
+
+/// Refuses what will not become ready by waiting.
+pub(super) fn check(sandbox: &Sandbox) -> anyhow::Result<()> {
+    match sandbox.status {
+        Status::Lost | Status::Failed | Status::Stopping | Status::Stopped => {
+            let why = sandbox.cause.as_ref().map_or_else(String::new, |cause| format!(": {}", cause.message));
+            let message = format!("{} is {}{why}", sandbox.id, sandbox.status);
+            let hint = format!("`viv show {}` says more, `viv rm` removes it", sandbox.id);
+            Err(Failure::new(FAILED, message).hint(hint).into())
+        }
+        Status::Provisioning
+        | Status::Verifying
+        | Status::Ready
+        | Status::Unverified
+        | Status::Frozen
+        | Status::Hibernating
+        | Status::Hibernated
+        | Status::Resuming => Ok(()),
+    }
+}

@@ -1,0 +1,62 @@
+//! `viv stats`
+
+use std::process::ExitCode;
+
+use viv_api::query::StatsQuery;
+use viv_api::stats::Stats;
+
+use super::Daemon;
+use super::table::{Facts, NONE, Table};
+use crate::text::span;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Also how the targets are met
+    #[arg(long)]
+    slo: bool,
+}
+
+pub(super) fn run(args: &Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
+    let stats = daemon.client.stats(&StatsQuery { slo: args.slo })?;
+    daemon.answer(&stats, || shown(&stats))
+}
+
+fn shown(stats: &Stats) -> String {
+    let mut facts = Facts::default();
+    for (name, count) in [
+        ("active", stats.active),
+        ("provisioning", stats.provisioning),
+        ("terminating", stats.terminating),
+        ("hibernated", stats.hibernated),
+        ("spare", stats.spare),
+        ("created in all", stats.created_total),
+        ("destroyed in all", stats.destroyed_total),
+        ("lost in all", stats.lost_total),
+        ("failed in all", stats.failed_total),
+    ] {
+        facts.add(name, count.to_string());
+    }
+    for (status, count) in &stats.by_status {
+        facts.add(&format!("  {status}"), count.to_string());
+    }
+    for bucket in &stats.ages {
+        let name = bucket.up_to_ms.map_or_else(|| "  older".to_owned(), |ms| format!("  up to {} old", span(ms)));
+        facts.add(&name, bucket.count.to_string());
+    }
+    let mut text = facts.render();
+    if !stats.slo.is_empty() {
+        let mut table = Table::new(&["TARGET", "WANTED", "COUNTED", "MET"]);
+        for target in &stats.slo {
+            let met = target.met.map_or(NONE, |met| if met { "yes" } else { "NO" });
+            table.row([
+                target.name.clone(),
+                target.target.clone(),
+                format!("{} of {}", target.numerator, target.denominator),
+                met.to_owned(),
+            ]);
+        }
+        text.push('\n');
+        text.push_str(&table.render(None));
+    }
+    text
+}

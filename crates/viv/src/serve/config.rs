@@ -1,0 +1,194 @@
+//! How a daemon is set up: from a file, the environment and flags, each over the one before.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context;
+use serde::Deserialize;
+use tracing::level_filters::LevelFilter;
+use viv_engine::Periods;
+
+use super::gates::GateText;
+
+/// The daemon's part of the configuration file.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct FileConfig {
+    pub(super) server: ServerPart,
+    pub(super) sandboxes: SandboxesPart,
+    pub(super) retention: RetentionPart,
+    pub(super) reconcile: ReconcilePart,
+    pub(super) gates: BTreeMap<String, GateText>,
+    /// The client's part is the client's.
+    #[serde(rename = "client")]
+    _client: Option<toml::Table>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct ServerPart {
+    /// Where to listen.
+    pub(super) listen: Option<SocketAddr>,
+    /// Where everything is kept.
+    pub(super) data: Option<PathBuf>,
+    /// What is said on standard error.
+    pub(super) log: Option<LogLevel>,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum LogLevel {
+    Error,
+    Warn,
+    Info,
+    Debug,
+}
+
+impl From<LogLevel> for LevelFilter {
+    fn from(level: LogLevel) -> Self {
+        match level {
+            LogLevel::Error => Self::ERROR,
+            LogLevel::Warn => Self::WARN,
+            LogLevel::Info => Self::INFO,
+            LogLevel::Debug => Self::DEBUG,
+        }
+    }
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct SandboxesPart {
+    /// How many there may be (L18).
+    pub(super) max: Option<u64>,
+    /// How many of them in one project.
+    pub(super) max_per_project: Option<u64>,
+    /// OCI runtime to use instead of the embedded one.
+    pub(super) runtime: Option<PathBuf>,
+    /// How layers are kept: `btrfs` or `plain`.
+    pub(super) layers: Option<String>,
+    /// Size in MiB of the pool file for btrfs.
+    pub(super) pool_mib: Option<u64>,
+    /// Name of our cgroup.
+    pub(super) cgroup_prefix: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct RetentionPart {
+    /// For how many days journal, keys of requests and tombstones are kept (J9).
+    pub(super) keep_days: Option<u64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[expect(clippy::struct_field_names, reason = "units come last in names")]
+pub(super) struct ReconcilePart {
+    /// How often what the provider has is compared with what is recorded (J1).
+    pub(super) provider_sync_s: Option<NonZeroU64>,
+    /// How long an instance without a record is left alone.
+    pub(super) orphan_grace_s: Option<u64>,
+    /// How often hard deadlines are looked at whose end was not pushed.
+    pub(super) expiry_s: Option<NonZeroU64>,
+    /// How often transient phases are looked at that take too long.
+    pub(super) stuck_s: Option<NonZeroU64>,
+    /// How often leftovers of those who were killed are taken away, and what nothing refers to (J2).
+    pub(super) tidy_s: Option<NonZeroU64>,
+}
+
+/// How often leftovers are looked for when nothing is said (J2).
+const TIDY_S: u64 = 300;
+
+impl ReconcilePart {
+    /// How often leftovers are taken away.
+    pub(super) fn tidy(&self) -> Duration {
+        Duration::from_secs(self.tidy_s.map_or(TIDY_S, NonZeroU64::get))
+    }
+
+    /// Over what ships.
+    pub(super) fn apply(&self, periods: &mut Periods) {
+        let set = |period: &mut Duration, seconds: Option<u64>| {
+            if let Some(seconds) = seconds {
+                *period = Duration::from_secs(seconds);
+            }
+        };
+        set(&mut periods.provider_sync, self.provider_sync_s.map(NonZeroU64::get));
+        set(&mut periods.orphan_grace, self.orphan_grace_s);
+        set(&mut periods.expiry, self.expiry_s.map(NonZeroU64::get));
+        set(&mut periods.stuck, self.stuck_s.map(NonZeroU64::get));
+    }
+}
+
+/// Reads the files, the later ones over the earlier ones, table by table; those that are not there are skipped.
+pub(super) fn read(files: &[PathBuf]) -> anyhow::Result<FileConfig> {
+    let mut all = toml::Table::new();
+    for path in files {
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
+        };
+        let file: toml::Table = toml::from_str(&text).with_context(|| format!("{} is not right", path.display()))?;
+        // Misspelt words are told with the file that they are in.
+        file.clone().try_into::<FileConfig>().with_context(|| format!("{} is not right", path.display()))?;
+        for (name, value) in file {
+            match (all.get_mut(&name), value) {
+                (Some(toml::Value::Table(known)), toml::Value::Table(more)) => known.extend(more),
+                (_, value) => {
+                    all.insert(name, value);
+                }
+            }
+        }
+    }
+    Ok(all.try_into()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_with_everything_is_understood() {
+        let text = r#"
+            [server]
+            listen = "127.0.0.1:7711"
+            data = "/srv/viv"
+            log = "info"
+            [sandboxes]
+            max = 100
+            max_per_project = 10
+            layers = "plain"
+            [retention]
+            keep_days = 3
+            [reconcile]
+            provider_sync_s = 30
+            orphan_grace_s = 120
+            [gates]
+            breaker = false
+            quota = 50
+            two_listings = { percent = 100, projects = { test = 0 } }
+            [client]
+            url = "http://127.0.0.1:7711"
+        "#;
+        let config: FileConfig = toml::from_str(text).unwrap();
+        assert_eq!(config.sandboxes.max, Some(100));
+        assert_eq!(config.gates.len(), 3);
+        let mut periods = Periods::default();
+        config.reconcile.apply(&mut periods);
+        assert_eq!(periods.provider_sync, Duration::from_secs(30));
+        assert_eq!(periods.orphan_grace, Duration::from_secs(120));
+        assert_eq!(periods.stuck, Periods::default().stuck);
+    }
+
+    #[test]
+    fn looking_without_a_pause_is_refused() {
+        assert!(toml::from_str::<FileConfig>("[reconcile]\nprovider_sync_s = 0").is_err());
+    }
+
+    #[test]
+    fn a_misspelt_word_is_refused() {
+        assert!(toml::from_str::<FileConfig>("[server]\nlisten_on = \"x\"").is_err());
+    }
+}

@@ -1,0 +1,338 @@
+//! `viv serve`: the daemon. It owns a data folder, and leaves its sandboxes running when it ends.
+//!
+//! ```text
+//!   DATA/owner.*       who owns it
+//!   DATA/viv.db        what is recorded
+//!   DATA/sandboxes/    the local provider's
+//!   DATA/key           the first key, for clients on this machine
+//!   DATA/daemon.json   where it listens
+//! ```
+
+mod config;
+mod failpoint;
+mod gates;
+mod owner;
+
+use std::fs;
+use std::net::SocketAddr;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, bail};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use viv_core::OwnerMark;
+use viv_core::lifecycle::Actor;
+use viv_engine::{Clock, Engine, EngineConfig, Gates};
+use viv_sandbox::{DriverKind, LocalConfig, LocalProvider, Runtime, StoreConfig};
+use viv_server::{Build, LogRing, ServerConfig, ServerState};
+use viv_store::{ApiKey, KeyScope, NewLine, Owner, Quota, SqliteStore, Store};
+
+use crate::place;
+use crate::settings::{DAEMONS, Global};
+use config::FileConfig;
+use owner::{Ownership, write_whole};
+
+/// What it was built from, where that is known.
+const COMMIT: &str = match option_env!("VIV_COMMIT") {
+    Some(commit) => commit,
+    None => "unknown",
+};
+
+/// Where the daemon listens when nothing is said.
+const LISTEN: &str = "127.0.0.1:7711";
+
+/// How long work that is under way may hold up the end of the daemon.
+const ENDED_WITHIN: Duration = Duration::from_secs(5);
+
+/// Sandboxes wait more than they compute, and some calls block for a disk.
+const BLOCKING_THREADS_MAX: usize = 256;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Where to listen [default: 127.0.0.1:7711]
+    #[arg(long, env = "VIV_LISTEN")]
+    listen: Option<SocketAddr>,
+    /// Wait until the daemon that owns the data folder ends or hangs, and take over then
+    #[arg(long)]
+    standby: bool,
+    /// How many sandboxes there may be
+    #[arg(long, env = "VIV_SANDBOXES_MAX")]
+    sandboxes_max: Option<u64>,
+    /// OCI runtime to use instead of the embedded one, by name or path: runsc (gVisor), runc
+    #[arg(long, env = "VIV_RUNTIME")]
+    runtime: Option<PathBuf>,
+    /// How layers are kept: btrfs or plain
+    #[arg(long, env = "VIV_LAYERS")]
+    layers: Option<String>,
+    /// Name of our cgroup
+    #[arg(long, env = "VIV_CGROUP_PREFIX", hide = true)]
+    cgroup_prefix: Option<String>,
+    /// What is said on standard error: error, warn, info or debug
+    #[arg(long, env = "VIV_LOG")]
+    log: Option<LevelFilter>,
+}
+
+pub(crate) fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
+    let files = global.config_files();
+    let file = config::read(&files)?;
+    let data = match (global.data_named(), &file.server.data) {
+        (None, Some(data)) => data.clone(),
+        (Some(_) | None, _) => global.data()?,
+    };
+    make_folder(&data)?;
+    let data = data.canonicalize().with_context(|| format!("cannot find {}", data.display()))?;
+    let logs = LogRing::default();
+    install_log(&logs, args.log.or(file.server.log.map(LevelFilter::from)).unwrap_or(LevelFilter::WARN));
+    raise_open_files();
+    // Whoever waits as a standby waits here, before anything is opened.
+    let ownership = Ownership::take(&data, args.standby)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 8))
+        .max_blocking_threads(BLOCKING_THREADS_MAX)
+        .enable_all()
+        .build()?;
+    let ended = runtime.block_on(daemon(args, &file, files, &data, &ownership, logs));
+    // Work on a disk that hangs is not waited for: who comes next waits for our lock.
+    runtime.shutdown_timeout(ENDED_WITHIN);
+    ended
+}
+
+async fn daemon(
+    args: Args,
+    file: &FileConfig,
+    files: Vec<PathBuf>,
+    data: &Path,
+    ownership: &Ownership,
+    logs: LogRing,
+) -> anyhow::Result<ExitCode> {
+    let now_ms = wall_ms();
+    let file_of_store = data.join("viv.db");
+    if ownership.from_undead {
+        SqliteStore::renew(&file_of_store).context("cannot get the store out of the hands of its owner")?;
+    }
+    let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&file_of_store).context("cannot open the store")?);
+    let process = &ownership.who.process;
+    let owner = Owner {
+        name: ownership.who.name.clone(),
+        boot_id: process.boot_id.clone(),
+        pid: process.pid,
+        start_ticks: process.start_ticks,
+        epoch: 0,
+        since_ms: now_ms,
+    };
+    let epoch = store.own(owner).await.context("cannot own the store")?;
+    let fresh = format!("viv-{}", hex(&draw()[..6]));
+    let mark: OwnerMark = store.set_meta_once(epoch, "owner_mark", &fresh).await?.parse()?;
+
+    let mut config = EngineConfig::new(mark, ownership.who.name.clone());
+    config.quota = Quota {
+        total_max: args.sandboxes_max.or(file.sandboxes.max).unwrap_or(config.quota.total_max),
+        project_max: file.sandboxes.max_per_project.unwrap_or(u64::MAX),
+    };
+    if let Some(days) = file.retention.keep_days {
+        config.periods.keep = Duration::from_secs(days * 24 * 3600);
+    }
+    file.reconcile.apply(&mut config.periods);
+    config.gates.replace(gates::settings(&file.gates, std::env::vars())?);
+    config.failpoint = failpoint::from_environment();
+    let gates = config.gates.clone();
+    let provider = Arc::new(open_provider(&args, file, data, ownership.from_undead)?);
+    tidy_regularly(provider.clone(), file.reconcile.tidy())?;
+    let engine = Engine::start(config, store, provider, epoch, Clock::showing(wall_ms()), draw).await?;
+
+    let build = Build { commit: COMMIT.to_owned(), ..Build::default() };
+    let setup = ServerConfig { build, ..ServerConfig::default() };
+    let state = ServerState::new(engine.clone(), setup, logs).await?;
+    make_local_key(&engine, &state, &data.join("key")).await?;
+    reload_on_hangup(engine.clone(), gates, files)?;
+
+    let listen = args.listen.or(file.server.listen).map_or_else(|| LISTEN.parse(), Ok)?;
+    let listener = bind(listen, args.standby).await?;
+    let address = listener.local_addr()?;
+    let url = format!("http://{address}");
+    let daemon = serde_json::json!({ "url": url, "pid": std::process::id(), "version": env!("CARGO_PKG_VERSION") });
+    let daemon_file = data.join("daemon.json");
+    write_whole(&daemon_file, &serde_json::to_vec_pretty(&daemon)?)?;
+    eprintln!("viv {} listens on {url}, with everything in {}", env!("CARGO_PKG_VERSION"), data.display());
+
+    let ended = engine.clone();
+    let until = async move {
+        tokio::select! {
+            () = asked_to_end() => {}
+            () = ended.ended() => eprintln!("error: somebody took over the store; this daemon ends, its sandboxes live on"),
+        }
+    };
+    let served = viv_server::serve(listener, viv_server::router(state), until).await;
+    engine.shut_down();
+    // Who took over from us has written its own.
+    if ownership.is_ours(data) {
+        let _ = fs::remove_file(&daemon_file);
+    }
+    served?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn open_provider(args: &Args, file: &FileConfig, data: &Path, from_undead: bool) -> anyhow::Result<LocalProvider> {
+    let mut config = LocalConfig::new(data.join(DAEMONS), place::own_binary()?);
+    config.renew_locks = from_undead;
+    let sandboxes = &file.sandboxes;
+    if let Some(prefix) = args.cgroup_prefix.as_ref().or(sandboxes.cgroup_prefix.as_ref()) {
+        config.cgroup_prefix.clone_from(prefix);
+    } else {
+        "viv".clone_into(&mut config.cgroup_prefix);
+    }
+    if let Some(binary) = args.runtime.as_ref().or(sandboxes.runtime.as_ref()) {
+        config.runtime = Runtime::Binary(binary.clone());
+    }
+    let driver = match args.layers.as_deref().or(sandboxes.layers.as_deref()) {
+        None => None,
+        Some("btrfs") => Some(DriverKind::Btrfs),
+        Some("plain") => Some(DriverKind::Plain),
+        Some(other) => bail!("layers cannot be kept by {other:?}\nhint: btrfs or plain"),
+    };
+    config.store = StoreConfig { driver, pool_bytes: sandboxes.pool_mib.map(|mib| mib << 20) };
+    Ok(LocalProvider::open(config)?)
+}
+
+/// Finishes what others had begun to take apart, also when they still held it at the start (J2).
+fn tidy_regularly(provider: Arc<LocalProvider>, period: Duration) -> anyhow::Result<()> {
+    // A thread that nobody waits for: it may take as long as a disk is slow, and what it does can be given up.
+    let work = move || {
+        loop {
+            std::thread::sleep(period);
+            for failed in provider.tidy().failed {
+                tracing::warn!(component = "serve", "tidying up: {failed}");
+            }
+        }
+    };
+    std::thread::Builder::new().name("tidy".to_owned()).spawn(work)?;
+    Ok(())
+}
+
+/// A standby may be quicker than the kernel, which gives the address free when the last of the old owner is gone.
+async fn bind(address: SocketAddr, patient: bool) -> anyhow::Result<TcpListener> {
+    let until = tokio::time::Instant::now() + Duration::from_secs(if patient { 30 } else { 0 });
+    loop {
+        match TcpListener::bind(address).await {
+            Ok(listener) => return Ok(listener),
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse && tokio::time::Instant::now() < until => {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            Err(error) => {
+                let hint = "hint: is another daemon there? name another address with --listen, such as 127.0.0.1:0";
+                return Err(error).with_context(|| format!("cannot listen on {address}\n{hint}"));
+            }
+        }
+    }
+}
+
+/// A key for clients on this machine, who may read the data folder: made when there is none, or it is of no use.
+async fn make_local_key(engine: &Engine, state: &ServerState, path: &Path) -> anyhow::Result<()> {
+    let known = fs::read_to_string(path).ok().map(|secret| *blake3::hash(secret.trim().as_bytes()).as_bytes());
+    let keys = engine.store().keys().await?;
+    let usable = |key: &ApiKey| key.scope == KeyScope::Admin && key.revoked_at_ms.is_none();
+    if keys.iter().any(|key| usable(key) && Some(key.hash) == known) {
+        return Ok(());
+    }
+    let made = state.make_key("local", KeyScope::Admin, Actor::part("serve")).await?;
+    write_whole(path, format!("{}\n", made.secret).as_bytes())
+}
+
+/// Gates are read again on SIGHUP; what changed is journaled and said.
+fn reload_on_hangup(engine: Engine, gates: Gates, files: Vec<PathBuf>) -> anyhow::Result<()> {
+    let mut hangups = signal(SignalKind::hangup())?;
+    tokio::spawn(async move {
+        while hangups.recv().await.is_some() {
+            let settings = config::read(&files).and_then(|file| gates::settings(&file.gates, std::env::vars()));
+            let changed = match settings {
+                Ok(settings) => gates.replace(settings),
+                Err(error) => {
+                    tracing::error!(component = "serve", "the configuration is not taken: {error:#}");
+                    continue;
+                }
+            };
+            for gate in changed {
+                let percent = gates.setting(gate).percent;
+                tracing::warn!(component = "serve", gate = gate.name(), percent, "a gate was switched");
+                let line = NewLine {
+                    at_ms: engine.now_ms(),
+                    project: None,
+                    sandbox: None,
+                    generation: None,
+                    kind: "gate.switched".to_owned(),
+                    from: None,
+                    to: None,
+                    cause: None,
+                    by: Actor::part("serve"),
+                    data: serde_json::json!({ "gate": gate.name(), "percent": percent }),
+                };
+                if let Err(error) = engine.store().append(engine.epoch(), vec![line]).await {
+                    tracing::error!(component = "serve", %error, "a switched gate could not be journaled");
+                }
+            }
+        }
+    });
+    Ok(())
+}
+
+async fn asked_to_end() {
+    let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}
+
+/// What is said goes to standard error, and the last of it is kept for who asks.
+fn install_log(ring: &LogRing, level: LevelFilter) {
+    let said = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false).with_filter(level);
+    let kept = ring.clone().with_filter(LevelFilter::DEBUG);
+    tracing_subscriber::registry().with(said).with(kept).init();
+}
+
+/// Every living instance has a connection of its own, over which its end is told.
+fn raise_open_files() {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let raised = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
+    // Where it cannot be raised, there is room for fewer; who finds none is told so.
+    let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, raised);
+}
+
+fn make_folder(data: &Path) -> anyhow::Result<()> {
+    if data.is_dir() {
+        return Ok(());
+    }
+    let made = fs::DirBuilder::new().recursive(true).mode(0o711).create(data);
+    made.with_context(|| format!("cannot make {}\nhint: name another folder with --data", data.display()))?;
+    // Whatever the mask is: sandboxes' own ids have to reach what is theirs below it; nobody lists it.
+    let _ = fs::set_permissions(data, fs::Permissions::from_mode(0o711));
+    Ok(())
+}
+
+fn wall_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// 16 random bytes.
+fn draw() -> [u8; 16] {
+    let mut bytes = [0; 16];
+    // The kernel's own answers whatever happens once it was seeded, which is long before anybody starts us.
+    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    bytes
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,245 @@
+//! `kill -9` of the daemon anywhere changes nothing: the end state is that of a clean run (J4, P4).
+#![allow(missing_docs, reason = "tests")]
+
+mod support;
+
+use rustix::process::Signal;
+use support::restart::{House, all, create, settled, shim_pid};
+use support::{eventually, fresh_bytes, hex, kill};
+use viv_api::bound::IdempotencyKey;
+use viv_api::client::Client;
+use viv_api::execution::StartExecution;
+use viv_api::sandbox::{CreateSandbox, Desired, EnsureSandbox, Phase, Sandbox, Status, StopSandbox};
+use viv_core::SandboxId;
+
+/// All that a crash must not change.
+#[derive(Debug, PartialEq, Eq)]
+struct End {
+    phase: Phase,
+    status: Status,
+    desired: Desired,
+    deleted: bool,
+    generation: u64,
+    cause: Option<String>,
+    /// Generation and state of what the provider has.
+    instances: Vec<(u64, String)>,
+    /// Processes of sandboxes.
+    processes: usize,
+    /// Commands that ran in it: exit codes.
+    executions: Vec<Option<i32>>,
+    /// Records that are there and not deleted.
+    records: usize,
+}
+
+impl End {
+    async fn of(house: &House, client: &Client, sandbox: &SandboxId) -> Self {
+        let seen = settled(client, sandbox);
+        let instances = house.instances().await;
+        let executions = match seen.phase {
+            Phase::Ready => client.sandbox(sandbox).executions_all().map(|one| one.unwrap().exit_code).collect(),
+            _ => Vec::new(),
+        };
+        // Whoever was killed in the middle leaves a helper that ends by itself, and what ends is gone a moment later.
+        let (mut processes, per_instance) = (0, 3);
+        let wanted = instances.len() * per_instance;
+        support::eventually_quietly(|| {
+            processes = house.processes().len();
+            processes == wanted
+        });
+        Self {
+            phase: seen.phase,
+            status: seen.status,
+            desired: seen.desired,
+            deleted: seen.deleted,
+            generation: seen.generation.0,
+            cause: seen.cause.map(|cause| cause.code),
+            instances: instances.iter().map(|one| (one.instance.generation.0, one.state.to_string())).collect(),
+            processes,
+            executions,
+            records: all(client).len(),
+        }
+    }
+}
+
+fn fresh_key() -> IdempotencyKey {
+    IdempotencyKey::new(hex(&fresh_bytes())).unwrap()
+}
+
+/// A sandbox in which one command ran.
+fn used(client: &Client) -> Sandbox {
+    let sandbox = create(client);
+    let run = client.sandbox(&sandbox.id).start(&StartExecution::of(["sh", "-c", "exit 3"]).unwrap(), None).unwrap();
+    let handle = client.sandbox(&sandbox.id).execution(run.id);
+    eventually("it ran", || handle.get().unwrap().exit_code == Some(3));
+    sandbox
+}
+
+/// A sandbox that is lost: its shim was killed.
+fn lost(house: &House, client: &Client) -> Sandbox {
+    let sandbox = used(client);
+    kill(shim_pid(house, &sandbox.id), Signal::KILL);
+    eventually("it is lost", || client.sandbox(&sandbox.id).get().unwrap().phase == Phase::Lost);
+    sandbox
+}
+
+fn clear_away(house: &House, client: &Client, sandbox: &SandboxId) {
+    client.sandbox(sandbox).delete(None).unwrap();
+    assert_eq!(settled(client, sandbox).phase, Phase::Stopped);
+    assert_eq!(all(client), []);
+    house.assert_nothing_left();
+}
+
+/// Runs a verb to its end without a crash, then with one at each point: the end must be the same, with nothing left over.
+async fn same_end_after_a_crash_at(
+    points: &[&str],
+    prepare: impl Fn(&House, &Client) -> SandboxId,
+    verb: impl Fn(&Client, &SandboxId) -> bool,
+) -> End {
+    let house = House::new();
+    let mut daemon = house.start();
+    let sandbox = prepare(&house, &daemon.client());
+    assert!(verb(&daemon.client(), &sandbox));
+    let clean = End::of(&house, &daemon.client(), &sandbox).await;
+    clear_away(&house, &daemon.client(), &sandbox);
+    for point in points {
+        eprintln!("{point}");
+        let sandbox = prepare(&house, &daemon.client());
+        daemon.kill();
+        let mut dying = house.start_to_die(point);
+        let answered = verb(&dying.client(), &sandbox);
+        dying.assert_killed();
+        // Once the outcome is recorded, the answer and the crash race; before that nobody is told anything.
+        assert!(!answered || point.ends_with(".recorded"), "{point}: it was answered");
+        daemon = house.start();
+        assert_eq!(End::of(&house, &daemon.client(), &sandbox).await, clean, "{point}: {}", daemon.said());
+        clear_away(&house, &daemon.client(), &sandbox);
+    }
+    clean
+}
+
+#[tokio::test]
+async fn p4_a_crash_anywhere_in_a_create_ends_as_no_crash() {
+    let house = House::new();
+    let mut daemon = house.start();
+    let ask = CreateSandbox::default();
+    let made = daemon.client().create(&ask, Some(&fresh_key())).unwrap().into_sandbox();
+    let clean = End::of(&house, &daemon.client(), &made.id).await;
+    assert_eq!((clean.status, clean.generation, clean.records), (Status::Ready, 1, 1));
+    assert_eq!(clean.instances, [(1, "running".to_owned())]);
+    clear_away(&house, &daemon.client(), &made.id);
+    for point in [
+        "create.committed",
+        "create.before",
+        "create.after",
+        "create.recorded",
+        "probe.before",
+        "probe.after",
+        "probe.recorded",
+    ] {
+        eprintln!("{point}");
+        daemon.kill();
+        let mut dying = house.start_to_die(point);
+        let key = fresh_key();
+        let answer = dying.client().create(&ask, Some(&key));
+        dying.assert_killed();
+        daemon = house.start();
+        let client = daemon.client();
+        let [one] = &all(&client)[..] else { panic!("{point}: not one but {:?}", all(&client)) };
+        // Ready once it is recorded so: the answer and the crash race then.
+        assert!(answer.is_err() || point == "probe.recorded", "{point}: {answer:?}");
+        assert_eq!(End::of(&house, &client, &one.id).await, clean, "{point}: {}", daemon.said());
+        // Who asks again gets the same one (L1).
+        assert_eq!(client.create(&ask, Some(&key)).unwrap().into_sandbox().id, one.id, "{point}");
+        assert_eq!(End::of(&house, &client, &one.id).await, clean, "{point}: asked again");
+        clear_away(&house, &client, &one.id);
+    }
+    daemon.kill();
+}
+
+#[tokio::test]
+async fn p4_a_crash_anywhere_in_a_stop_ends_as_no_crash() {
+    let points = ["stop.committed", "clear.before", "clear.after", "clear.recorded"];
+    let end = same_end_after_a_crash_at(
+        &points,
+        |_, client| used(client).id,
+        |client, sandbox| client.sandbox(sandbox).stop(&StopSandbox::default()).is_ok(),
+    )
+    .await;
+    assert_eq!((end.status, end.desired, end.deleted, end.generation), (Status::Stopped, Desired::Gone, false, 1));
+    assert_eq!((end.instances, end.processes), (vec![], 0));
+}
+
+#[tokio::test]
+async fn p4_a_crash_anywhere_in_a_delete_ends_as_no_crash() {
+    let points = ["delete.committed", "clear.before", "clear.after", "clear.recorded"];
+    let end = same_end_after_a_crash_at(
+        &points,
+        |_, client| used(client).id,
+        |client, sandbox| client.sandbox(sandbox).delete(None).is_ok(),
+    )
+    .await;
+    assert_eq!((end.status, end.desired, end.deleted, end.generation), (Status::Stopped, Desired::Gone, true, 1));
+    assert_eq!((end.instances, end.processes), (vec![], 0));
+}
+
+#[tokio::test]
+async fn p4_a_crash_anywhere_in_an_ensure_of_a_lost_one_ends_as_no_crash() {
+    let points = [
+        "ensure.committed",
+        "clear.before",
+        "clear.after",
+        "clear.recorded",
+        "create.before",
+        "create.after",
+        "create.recorded",
+        "probe.before",
+        "probe.after",
+        "probe.recorded",
+    ];
+    let end = same_end_after_a_crash_at(
+        &points,
+        |house, client| lost(house, client).id,
+        |client, sandbox| client.sandbox(sandbox).ensure(&EnsureSandbox::default()).is_ok(),
+    )
+    .await;
+    assert_eq!((end.status, end.generation, end.records), (Status::Ready, 2, 1));
+    assert_eq!(end.instances, [(2, "running".to_owned())]);
+}
+
+/// Daemons that each die at the next point, of what the one before had begun.
+fn die_one_after_the_other(house: &House, points: &[&str]) {
+    for point in points {
+        eprintln!("{point}");
+        // It dies of what it found, perhaps before it serves.
+        house.spawn(&[], &[("VIV_FAILPOINT", point)]).assert_killed();
+    }
+}
+
+#[tokio::test]
+async fn p4_a_crash_at_every_step_of_the_same_life_ends_as_no_crash() {
+    let house = House::new();
+    let mut daemon = house.start_to_die("create.committed");
+    let key = fresh_key();
+    daemon.client().create(&CreateSandbox::default(), Some(&key)).unwrap_err();
+    daemon.assert_killed();
+    die_one_after_the_other(
+        &house,
+        &["create.before", "create.after", "create.recorded", "probe.before", "probe.after", "probe.recorded"],
+    );
+    daemon = house.start();
+    let made = daemon.client().create(&CreateSandbox::default(), Some(&key)).unwrap().into_sandbox();
+    let end = End::of(&house, &daemon.client(), &made.id).await;
+    assert_eq!((end.status, end.generation, end.records, end.processes), (Status::Ready, 1, 1, 3));
+    assert_eq!(end.instances, [(1, "running".to_owned())]);
+    daemon.kill();
+
+    daemon = house.start_to_die("stop.committed");
+    daemon.client().sandbox(&made.id).stop(&StopSandbox::default()).unwrap_err();
+    daemon.assert_killed();
+    die_one_after_the_other(&house, &["clear.before", "clear.after", "clear.recorded"]);
+    daemon = house.start();
+    let end = End::of(&house, &daemon.client(), &made.id).await;
+    assert_eq!((end.status, end.generation, end.records, end.processes), (Status::Stopped, 1, 1, 0));
+    assert_eq!(end.instances, []);
+    clear_away(&house, &daemon.client(), &made.id);
+}
