@@ -21,8 +21,9 @@ use crate::sys::{self, Exit};
 /// Most executions that run at once: each costs a process and a few descriptors.
 pub(crate) const RUNNING_MAX: usize = 1024;
 
-/// Most transient executions that are remembered after their end: whoever starts them reads them at once.
-const PASSING_MAX: usize = 64;
+/// Most transient executions that are remembered after their end with nobody reading them. As many as can run: whoever
+/// starts them reads them at once, and those that all end together are all still to be read.
+const PASSING_MAX: usize = RUNNING_MAX;
 
 /// Children reaped in one go: a workload can have more end than are reaped, for ever, and others wait for the main thread.
 const REAPED_AT_ONCE_MAX: usize = 128;
@@ -139,8 +140,10 @@ impl Executions {
         {
             forgotten.extend(known.by_id.remove(&oldest));
         }
-        while known.passing.len() > PASSING_MAX
-            && let Some((oldest, _)) = known.passing.pop_front()
+        if known.passing.len() > PASSING_MAX
+            // One that is being read is whole until that is done.
+            && let Some(oldest) = known.passing.iter().position(|(passing, _)| !passing.is_followed())
+            && let Some((oldest, _)) = known.passing.remove(oldest)
         {
             forgotten.extend(known.by_id.remove(&oldest.id));
         }
