@@ -145,15 +145,22 @@ fn cancel_takes_the_whole_tree() {
     }
 }
 
+/// A tree that obeys is not kept waiting for the grace of 500 ms: shown by the quickest of some, since the machine is
+/// shared.
 #[test]
 fn cancel_is_quick_when_term_is_obeyed() {
     for killing in killings() {
         let agent = TestAgent::start(killing);
-        let id = agent.start_exec(&shell("sleep 1000 & sleep 1000"));
-        eventually("a tree", || agent.descendants().len() >= 3);
-        let begin = Instant::now();
-        assert_eq!(agent.cancel(&id).state, ExecState::Cancelled);
-        assert!(begin.elapsed() < Duration::from_millis(400), "{:?}", begin.elapsed());
+        let took = || {
+            let id = agent.start_exec(&shell("sleep 1000 & sleep 1000"));
+            eventually("a tree", || agent.descendants().len() >= 3);
+            let begin = Instant::now();
+            assert_eq!(agent.cancel(&id).state, ExecState::Cancelled);
+            eventually("nothing left", || agent.descendants().is_empty());
+            begin.elapsed()
+        };
+        let is_quick = (0..20).any(|_| took() < Duration::from_millis(400));
+        assert!(is_quick, "each of twenty waited for the grace");
     }
 }
 

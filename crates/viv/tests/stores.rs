@@ -105,7 +105,7 @@ async fn l11_a_fork_loses_no_write() {
 #[tokio::test]
 async fn t7_a_record_that_cannot_be_read_keeps_its_sandbox() {
     let ground = Ground::new();
-    let sandbox = ground.create(Duration::from_millis(1500)).await;
+    let sandbox = ground.create(Duration::from_secs(5)).await;
     sandbox.run("echo kept > /workspace/f").await;
     ground.provider.wait_end(&sandbox.instance()).await.unwrap();
     let file = sandbox.folder().join("record.json");
@@ -471,7 +471,7 @@ async fn a_fork_of_itself_is_absent() {
 #[tokio::test]
 async fn l10_a_save_that_fails_its_check_keeps_everything() {
     for ground in both() {
-        let sandbox = ground.create(Duration::from_millis(1500)).await;
+        let sandbox = ground.create(Duration::from_secs(5)).await;
         sandbox.run("echo kept > /workspace/f").await;
         ground.provider.wait_end(&sandbox.instance()).await.unwrap();
         let root = ground.data.join("layers/active").join(format!("{}.1/parts/root", sandbox.id));

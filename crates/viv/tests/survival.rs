@@ -15,6 +15,9 @@ use viv_core::exec::ExecState;
 use viv_provider::{InstanceState, Provider, ProviderError};
 use viv_sandbox::cgroup::Layout;
 
+/// Long enough for what is done before it passes, on a loaded machine.
+const LIFETIME: Duration = Duration::from_secs(5);
+
 /// A deadline is kept when the instance is gone within this of it, on a loaded machine.
 const ON_TIME: Duration = Duration::from_secs(5);
 
@@ -61,11 +64,11 @@ fn j4_a_sandbox_outlives_its_creator_and_is_found_with_its_output_and_exit_code(
 async fn l5_the_deadline_holds_with_nobody_attached() {
     let ground = Ground::new();
     let started = Instant::now();
-    let sandbox = stdout(&ground.viv().args(["create", "--lifetime", "2"]).output().unwrap());
+    let sandbox = stdout(&ground.viv().args(["create", "--lifetime", "5"]).output().unwrap());
     // The creator is gone. Nobody is connected while it expires: only the kernel's tables are looked at.
     eventually_within(SOON, "it runs", || !ground.processes().is_empty());
-    eventually_within(Duration::from_secs(2) + ON_TIME, "it is gone on time", || ground.processes().is_empty());
-    assert!(started.elapsed() >= Duration::from_secs(2), "it ended early");
+    eventually_within(LIFETIME + ON_TIME, "it is gone on time", || ground.processes().is_empty());
+    assert!(started.elapsed() >= LIFETIME, "it ended early");
 
     let listed = stdout(&ground.viv().args(["ls", "--json"]).output().unwrap());
     assert!(listed.contains("\"cause\":\"expired\""), "{listed}");
@@ -76,11 +79,11 @@ async fn l5_the_deadline_holds_with_nobody_attached() {
 #[tokio::test]
 async fn l5_the_deadline_holds_with_a_stopped_agent() {
     let ground = Ground::new();
-    let sandbox = ground.create(Duration::from_secs(2)).await;
+    let sandbox = ground.create(LIFETIME).await;
     let agent = sandbox.agent_pid();
     kill(agent, Signal::STOP);
     assert_eq!(sandbox.state().await, InstanceState::Running, "status asks the shim and not the agent");
-    eventually_within(Duration::from_secs(2) + ON_TIME, "it is gone on time", || !is_alive(agent));
+    eventually_within(LIFETIME + ON_TIME, "it is gone on time", || !is_alive(agent));
     let ended = ground.provider.wait_end(&sandbox.instance()).await.unwrap();
     assert_eq!(ended.cause, EndCause::Expired);
     eventually("nothing runs", || ground.processes().is_empty());
@@ -91,7 +94,7 @@ async fn l5_the_deadline_holds_with_a_stopped_agent() {
 #[tokio::test]
 async fn l5_the_deadline_holds_for_a_frozen_sandbox() {
     let ground = Ground::new();
-    let sandbox = ground.create(Duration::from_secs(2)).await;
+    let sandbox = ground.create(LIFETIME).await;
     ground.provider.freeze(&mutation(1, 1), &sandbox.id).await.unwrap();
     assert_eq!(ground.provider.wait_end(&sandbox.instance()).await.unwrap().cause, EndCause::Expired);
     sandbox.destroy().await;
