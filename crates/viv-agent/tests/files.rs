@@ -244,6 +244,47 @@ fn what_is_ours_is_not_changed() {
 }
 
 #[test]
+fn s3_what_is_ours_is_not_read_through_a_link_nor_from_above() {
+    let agent = TestAgent::start(Killing::Subreaper);
+    let home = agent.root().join("home");
+    std::fs::create_dir(&home).unwrap();
+    let mounted = std::process::Command::new("mount")
+        .arg("--bind")
+        .args([agent.dir.path().join("home"), home.clone()])
+        .status()
+        .is_ok_and(|status| status.success());
+    if !mounted {
+        return;
+    }
+    std::fs::write(home.join("run/secret"), "ours").unwrap();
+    symlink("/home", agent.root().join("way")).unwrap();
+    symlink("home/run/secret", agent.root().join("file")).unwrap();
+    let by_name = read(&agent, "/home/run/secret", 0, None);
+    let refused = [
+        code(read(&agent, "/file", 0, None)),
+        code(read(&agent, "/way/run/secret", 0, None)),
+        code(agent.call(&Request::FileList { path: "/way".to_owned(), depth: 1 })),
+        code(agent.call(&Request::FileStat { path: "/way/run/secret".to_owned() })),
+        code(agent.call(&Request::FileWatch { path: "/way/run".to_owned(), recursive: false })),
+        code(agent.call(&Request::ArchiveGet { path: "/way/run".to_owned() })),
+        code(agent.call(&Request::ArchiveGet { path: "/file".to_owned() })),
+    ];
+    let listed = agent.call(&Request::FileList { path: "/".to_owned(), depth: 9 });
+    let mut watcher = agent.connect();
+    watcher.call(&Request::FileWatch { path: "/".to_owned(), recursive: true }).unwrap();
+    std::fs::write(home.join("run/another"), "ours").unwrap();
+    std::fs::write(agent.root().join("theirs"), "x").unwrap();
+    let told = watcher.json::<WatchEvent>();
+    assert!(std::process::Command::new("umount").arg(&home).status().unwrap().success());
+    assert_eq!(by_name.unwrap(), b"ours");
+    assert_eq!(refused, [ErrorCode::Invalid; 7]);
+    let Ok(Answer::Listing(listed)) = listed else { panic!("{listed:?}") };
+    let names: Vec<_> = listed.entries.iter().map(|entry| entry.path.as_str()).collect();
+    assert!(names.contains(&"home") && !names.iter().any(|name| name.starts_with("home/")), "{names:?}");
+    assert_eq!(told.path, "theirs");
+}
+
+#[test]
 fn changes_are_told() {
     let agent = TestAgent::start(Killing::Subreaper);
     std::fs::create_dir(agent.root().join("w")).unwrap();

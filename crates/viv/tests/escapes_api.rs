@@ -193,6 +193,17 @@ async fn s4_no_path_of_the_file_api_leads_out() {
         }
     }
     assert_eq!(run_folder(&sandbox), ours);
+    // Nor is it read, but by its own name, by which a server decides who may (S3).
+    assert!(read(&sandbox, "/.vivarium/identity.json").await.is_ok());
+    for path in ["/tmp/ours/identity.json", "/tmp/run/agent.json", "/tmp/ours/run/agent.json"] {
+        let read = read(&sandbox, path).await;
+        assert!(matches!(read, Err(ProviderError::Invalid { .. })), "{path}: {read:?}");
+    }
+    for folder in ["/tmp/ours", "/tmp/run", "/tmp/ours/run"] {
+        assert!(provider.file_list(&sandbox.instance(), folder, 1).await.is_err(), "{folder}");
+        assert!(provider.archive_get(&sandbox.instance(), folder).await.is_err(), "{folder}");
+        assert!(provider.file_watch(&sandbox.instance(), folder, true).await.is_err(), "{folder}");
+    }
     assert_untouched(host.path());
     sandbox.destroy().await;
     ground.assert_nothing_left();

@@ -41,6 +41,7 @@ pub(crate) fn list(agent: &Agent, path: &str, depth: u32) -> Result<DirListing> 
     }
     let (asked, depth) = (depth, depth.min(DEPTH_MAX));
     let base = files::open(agent, path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+    let home = files::home(agent);
     let mut listing = DirListing { entries: Vec::new(), complete: true };
     let mut bytes = 0;
     let mut waiting = vec![(PathBuf::new(), 1)];
@@ -65,9 +66,10 @@ pub(crate) fn list(agent: &Agent, path: &str, depth: u32) -> Result<DirListing> 
                 sort(&mut listing);
                 return Ok(listing);
             }
-            if entry.stat.kind == FileKind::Dir && level < depth {
+            let is_ours = home == Some((stat.st_dev, stat.st_ino));
+            if entry.stat.kind == FileKind::Dir && level < depth && !is_ours {
                 waiting.push((below.join(name), level + 1));
-            } else if entry.stat.kind == FileKind::Dir && level < asked {
+            } else if entry.stat.kind == FileKind::Dir && level < asked && !is_ours {
                 listing.complete = false;
             }
             listing.entries.push(entry);

@@ -3,7 +3,8 @@
 //! Invariants: every path is resolved beneath the sandbox's root by the kernel
 //! or as it would ([`resolve`]), so no link and no `..` leads out of it;
 //! nothing is ever looked up twice by name where the second look decides
-//! about rights. What is ours ([`viv_agent::proto::HOME`]) is changed by nobody.
+//! about rights. What is ours ([`viv_agent::proto::HOME`]) is changed by nobody, and read by its own name only, by which
+//! others decide who may: no link leads there, and no walk from above goes into it.
 
 pub(crate) mod change;
 pub(crate) mod list;
@@ -20,11 +21,12 @@ use std::os::unix::ffi::OsStrExt;
 
 use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, mkdirat, openat};
 use rustix::io::Errno;
+use viv_agent::proto::AgentError;
 use viv_core::file::{FileKind, FileStat};
 
 use crate::agent::Agent;
 use crate::error::{Result, invalid, quoted, refused};
-use crate::files::resolve::open_in_root;
+use crate::files::resolve::{Astray, open_by_name, open_in_root};
 
 /// The kernel's own limit on a path.
 const PATH_BYTES_MAX: usize = 4095;
@@ -52,7 +54,21 @@ fn check(path: &str) -> Result<()> {
 /// Opens a path beneath the root.
 fn open(agent: &Agent, path: &str, flags: OFlags) -> Result<OwnedFd> {
     check(path)?;
-    open_in_root(&agent.places.root, path, flags).map_err(|errno| refused(path, errno))
+    open_by_name(&agent.places.root, agent.places.home.as_ref(), path, flags).map_err(|astray| match astray {
+        Astray::Ours => belongs(path),
+        Astray::Errno(errno) => refused(path, errno),
+    })
+}
+
+/// The refusal of what is ours.
+fn belongs(path: &str) -> AgentError {
+    invalid(format!("{} belongs to the sandbox itself", quoted(path)))
+}
+
+/// Our own directory, by which a walk that comes from above knows it.
+fn home(agent: &Agent) -> Option<(u64, u64)> {
+    let home = agent.places.home.as_ref()?;
+    fstat(home).ok().map(|stat| (stat.st_dev, stat.st_ino))
 }
 
 /// A name in a directory that is open.
@@ -140,7 +156,7 @@ fn guard(agent: &Agent, dir: &OwnedFd, path: &str) -> Result<()> {
     };
     match look() {
         Ok(false) => Ok(()),
-        Ok(true) => Err(invalid(format!("{} belongs to the sandbox itself", quoted(path)))),
+        Ok(true) => Err(belongs(path)),
         Err(errno) => Err(refused(path, errno)),
     }
 }

@@ -107,7 +107,7 @@ fn pack_file(agent: &Agent, builder: &mut Builder<Frames<'_>>, path: &str) -> io
 }
 
 fn pack_tree(agent: &Agent, builder: &mut Builder<Frames<'_>>, base: &OwnedFd, stat: &Stat) -> io::Result<()> {
-    let home = agent.places.home.as_ref().and_then(|home| fstat(home).ok());
+    let home = files::home(agent);
     let mut waiting = vec![PathBuf::new()];
     while let Some(below) = waiting.pop() {
         let at = if below.as_os_str().is_empty() { Path::new(".") } else { &below };
@@ -122,7 +122,7 @@ fn pack_tree(agent: &Agent, builder: &mut Builder<Frames<'_>>, base: &OwnedFd, s
             let path = below.join(&name);
             match FileType::from_raw_mode(found.st_mode) {
                 FileType::Directory => {
-                    if home.is_some_and(|home| (home.st_dev, home.st_ino) == (found.st_dev, found.st_ino)) {
+                    if home == Some((found.st_dev, found.st_ino)) {
                         continue;
                     }
                     append_dir(builder, &path, &found)?;

@@ -5,6 +5,9 @@
 //! another, with the same answers: every step starts from a directory that is
 //! held, a link is text that is walked like the rest, and `..` goes back to
 //! where we came from, so whoever moves directories about meanwhile gains nothing.
+//!
+//! What is ours is read by its own name only ([`open_by_name`]): whoever decides by that name who may read it is not
+//! deceived by a link that leads there.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -59,42 +62,105 @@ pub(crate) fn open_beneath(base: impl AsFd, path: impl AsRef<Path>, flags: OFlag
     }
 }
 
+/// Why a path was not opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Astray {
+    /// A link on the way leads to what is ours.
+    Ours,
+    /// What the kernel says.
+    Errno(Errno),
+}
+
+impl From<Errno> for Astray {
+    fn from(errno: Errno) -> Self {
+        Self::Errno(errno)
+    }
+}
+
+/// Opens a path as [`open_in_root`] does, but what is at or below `ours` only when no link was followed to it.
+pub(crate) fn open_by_name(
+    root: impl AsFd,
+    ours: Option<impl AsFd>,
+    path: impl AsRef<Path>,
+    flags: OFlags,
+) -> std::result::Result<OwnedFd, Astray> {
+    let (root, path) = (root.as_fd(), path.as_ref());
+    let Some(ours) = ours else { return Ok(open_in_root(root, path, flags)?) };
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    match openat2(root, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve) {
+        // Where links lead is seen one step at a time.
+        Err(Errno::NOSYS | Errno::LOOP | RACED) => {
+            let ours = fstat(ours)?;
+            walk_past(root, path, flags, Links::InRoot, Some((ours.st_dev, ours.st_ino)))
+        }
+        opened => Ok(opened?),
+    }
+}
+
 fn walk(root: BorrowedFd<'_>, path: &Path, flags: OFlags, links: Links) -> Result<OwnedFd> {
+    walk_past(root, path, flags, links, None).map_err(|astray| match astray {
+        Astray::Errno(errno) => errno,
+        // Nothing was said to be ours.
+        Astray::Ours => Errno::ACCESS,
+    })
+}
+
+/// A directory on the way.
+struct Held {
+    dir: OwnedFd,
+    is_ours: bool,
+}
+
+fn walk_past(
+    root: BorrowedFd<'_>,
+    path: &Path,
+    flags: OFlags,
+    links: Links,
+    ours: Option<(u64, u64)>,
+) -> std::result::Result<OwnedFd, Astray> {
     let path = path.as_os_str();
     if path.is_empty() {
-        return Err(Errno::NOENT);
+        return Err(Errno::NOENT.into());
     }
     if links == Links::Refused && path.as_bytes().starts_with(b"/") {
-        return Err(Errno::XDEV);
+        return Err(Errno::XDEV.into());
     }
     // The next part is the last one.
     let mut parts = Vec::new();
     push_parts(&mut parts, path);
-    let mut trail: Vec<OwnedFd> = Vec::new();
+    let mut trail: Vec<Held> = Vec::new();
     let mut links_left = LINKS_MAX;
+    let has_followed = |links_left: usize| links_left < LINKS_MAX;
     while let Some(part) = parts.pop() {
         let is_last = parts.is_empty();
         match part.as_bytes() {
             b"" | b"." => continue,
             b".." => {
                 if trail.pop().is_none() && links == Links::Refused {
-                    return Err(Errno::XDEV);
+                    return Err(Errno::XDEV.into());
                 }
                 continue;
             }
             _ => {}
         }
-        let here = trail.last().map_or(root, AsFd::as_fd);
+        let here = trail.last().map_or(root, |held| held.dir.as_fd());
         let next = openat(here, &part, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
-        let kind = FileType::from_raw_mode(fstat(&next)?.st_mode);
+        let stat = fstat(&next)?;
+        let (kind, is_ours) = (FileType::from_raw_mode(stat.st_mode), ours == Some((stat.st_dev, stat.st_ino)));
+        if is_ours && has_followed(links_left) {
+            return Err(Astray::Ours);
+        }
         if kind == FileType::Symlink && !(is_last && flags.contains(OFlags::NOFOLLOW)) {
             if links == Links::Refused || is_magic(&next, &part)? {
-                return Err(Errno::LOOP);
+                return Err(Errno::LOOP.into());
+            }
+            if trail.iter().any(|held| held.is_ours) {
+                return Err(Astray::Ours);
             }
             links_left = links_left.checked_sub(1).ok_or(Errno::LOOP)?;
             let target = OsString::from_vec(readlinkat(&next, c"", Vec::new())?.into_bytes());
             if target.is_empty() {
-                return Err(Errno::NOENT);
+                return Err(Errno::NOENT.into());
             }
             if target.as_bytes().starts_with(b"/") {
                 trail.clear();
@@ -102,16 +168,20 @@ fn walk(root: BorrowedFd<'_>, path: &Path, flags: OFlags, links: Links) -> Resul
             push_parts(&mut parts, &target);
         } else if is_last {
             // What was put in its place since then is opened only if it is no link.
-            return openat(here, &part, flags | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
+            let opened = openat(here, &part, flags | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+            let stat = fstat(&opened)?;
+            let is_ours = ours == Some((stat.st_dev, stat.st_ino));
+            return if is_ours && has_followed(links_left) { Err(Astray::Ours) } else { Ok(opened) };
         } else if kind != FileType::Directory {
-            return Err(Errno::NOTDIR);
+            return Err(Errno::NOTDIR.into());
         } else if trail.len() >= DEPTH_MAX {
-            return Err(Errno::NAMETOOLONG);
+            return Err(Errno::NAMETOOLONG.into());
         } else {
-            trail.push(next);
+            trail.push(Held { dir: next, is_ours });
         }
     }
-    openat(trail.last().map_or(root, AsFd::as_fd), c".", flags | OFlags::CLOEXEC, Mode::empty())
+    let here = trail.last().map_or(root, |held| held.dir.as_fd());
+    Ok(openat(here, c".", flags | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 /// What comes first comes last, to be taken from the end. A slash at the end leaves an empty part, so that what is
@@ -220,6 +290,34 @@ mod tests {
                 assert_eq!(kernel, walked, "{path:?} beneath with {extra:?}");
             }
         }
+    }
+
+    #[test]
+    fn s3_what_is_ours_is_reached_by_its_own_name_only() {
+        let top = tree();
+        let root_path = top.path().join("root");
+        fs::create_dir_all(root_path.join("ours/run")).unwrap();
+        fs::write(root_path.join("ours/run/secret"), "ours").unwrap();
+        for (name, target) in
+            [("a/to_ours", "/ours"), ("a/to_run", "../ours/run"), ("a/to_file", "/ours/run/secret"), ("a/again", "to_run")]
+        {
+            symlink(target, root_path.join(name)).unwrap();
+        }
+        symlink("secret", root_path.join("ours/run/inner")).unwrap();
+        let (root, ours) = (open_dir(&root_path), open_dir(&root_path.join("ours")));
+        let by_name = |path: &str, extra| open_by_name(&root, Some(&ours), path, READ | extra).map(drop);
+        for path in ["/ours", "/ours/", "/ours/run/secret", "/a/../ours/run", "/a/b/file", "/absolute", "/relative/file"] {
+            assert_eq!(by_name(path, OFlags::empty()), Ok(()), "{path}");
+            let identity = |ours: &OwnedFd| fstat(ours).map(|stat| (stat.st_dev, stat.st_ino)).unwrap();
+            let walked = walk_past(root.as_fd(), Path::new(path), READ, Links::InRoot, Some(identity(&ours)));
+            assert_eq!(walked.map(drop), Ok(()), "{path}");
+        }
+        let led = ["/a/to_ours", "/a/to_ours/", "/a/to_ours/run/secret", "/a/to_run", "/a/to_run/secret", "/a/to_file"];
+        for path in led.into_iter().chain(["/a/again", "/root/ours", "/root/ours/run/secret", "/ours/run/inner"]) {
+            assert_eq!(by_name(path, OFlags::empty()), Err(Astray::Ours), "{path}");
+        }
+        // A link itself is whoever's made it, and is looked at as such.
+        assert_eq!(by_name("/a/to_ours", OFlags::PATH | OFlags::NOFOLLOW), Ok(()));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{Dir, FileType, OFlags, inotify};
+use rustix::fs::{Dir, FileType, OFlags, fstat, inotify};
 use rustix::io::Errno;
 use viv_agent::proto::Answer;
 use viv_core::file::{WatchEvent, WatchKind};
@@ -79,6 +79,8 @@ struct Watch {
     base: OwnedFd,
     inotify: OwnedFd,
     recursive: bool,
+    /// Our own directory: what happens in it is nobody's business who watches from above.
+    home: Option<(u64, u64)>,
     /// What is watched, by path below the base.
     paths: HashMap<i32, PathBuf>,
     /// Whether some directory is not watched because there are too many.
@@ -97,7 +99,7 @@ impl Watch {
         own_workdir().map_err(|cause| refused_io("watch", &cause))?;
         let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
         let inotify = inotify::init(flags).map_err(|errno| refused("watch", errno))?;
-        let mut watch = Self { base, inotify, recursive, paths: HashMap::new(), full: false };
+        let mut watch = Self { base, inotify, recursive, home: files::home(agent), paths: HashMap::new(), full: false };
         watch.add_tree(PathBuf::new(), None).map_err(|errno| refused(path, errno))?;
         Ok(watch)
     }
@@ -117,6 +119,9 @@ impl Watch {
                 Err(_) if !below.as_os_str().is_empty() => continue,
                 Err(errno) => return Err(errno),
             };
+            if !below.as_os_str().is_empty() && self.is_ours(&dir) {
+                continue;
+            }
             rustix::process::fchdir(&dir)?;
             match inotify::add_watch(&self.inotify, c".", CHANGES) {
                 Ok(descriptor) => drop(self.paths.insert(descriptor, below.clone())),
@@ -147,6 +152,10 @@ impl Watch {
             }
         }
         Ok(())
+    }
+
+    fn is_ours(&self, dir: &OwnedFd) -> bool {
+        self.home.is_some() && fstat(dir).is_ok_and(|stat| self.home == Some((stat.st_dev, stat.st_ino)))
     }
 
     fn open(&self, below: &Path) -> rustix::io::Result<OwnedFd> {
