@@ -30,11 +30,26 @@ pub struct Stats {
     pub lost_total: u64,
     /// Given up so far.
     pub failed_total: u64,
+    /// What is in use of each quota (L18): of the project that the key sees, or of all.
+    #[serde(default)]
+    pub quotas: Vec<QuotaUse>,
     /// How old the active ones are.
     pub ages: Vec<AgeBucket>,
     /// How the targets are met, if that was asked for.
     #[serde(default)]
     pub slo: Vec<Target>,
+}
+
+/// What is in use of a quota.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct QuotaUse {
+    /// Its name: `sandboxes`, `cpu_millis`, `memory_bytes`, `disk_bytes`, `processes`.
+    pub name: String,
+    /// How many sandboxes may live, or what their limits add up to. One without a limit counts as what it could use.
+    pub used: u64,
+    /// How much there may be; nothing is any amount.
+    pub max: Option<u64>,
 }
 
 /// How many are this old, and not in a bucket before.

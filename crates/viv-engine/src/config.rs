@@ -50,7 +50,7 @@ impl EngineConfig {
             timings: Timings::default(),
             budgets: Budgets::default(),
             periods: Periods::default(),
-            quota: Quota { total_max: 1_000, project_max: 1_000 },
+            quota: Quota::of(1_000, 1_000),
             gates: Gates::default(),
             failpoint: None,
         }

@@ -17,6 +17,9 @@ use crate::error::EngineError;
 /// How long a driver waits before it asks a store again that failed.
 const STORE_PAUSE: Duration = Duration::from_millis(500);
 
+/// How long a sandbox waits for room before it is looked at again.
+const ROOM_PAUSE_MS: u64 = 5_000;
+
 /// All drivers that are at work.
 #[derive(Debug, Default)]
 pub(crate) struct Drivers {
@@ -91,10 +94,18 @@ impl Inner {
         let Some(record) = self.store.get(sandbox).await? else { return Ok(false) };
         self.attend(&record);
         let now_ms = self.clock.now_ms();
-        if record.due_at_ms().is_some_and(|due_ms| due_ms <= now_ms)
-            && let Applied::Changed(_) = self.apply(sandbox, &Event::Due).await?
-        {
-            return Ok(true);
+        if record.due_at_ms().is_some_and(|due_ms| due_ms <= now_ms) {
+            match self.apply(sandbox, &Event::Due).await {
+                Ok(Applied::Changed(_)) => return Ok(true),
+                Ok(Applied::Same(_)) => {}
+                // It was asked for while it was on its way to sleep, and now there is no room: who asked is not
+                // forgotten, and it is tried again (L18).
+                Err(EngineError::Quota { .. }) => {
+                    self.timer.set(sandbox, Some(now_ms.saturating_add(ROOM_PAUSE_MS)));
+                    return Ok(false);
+                }
+                Err(other) => return Err(other),
+            }
         }
         if record.expires_at_ms.is_some_and(|at_ms| at_ms <= now_ms) && self.look_at_expiry(&record).await? {
             return Ok(true);

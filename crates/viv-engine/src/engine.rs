@@ -6,16 +6,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
-use viv_core::lifecycle::{Accepted, Event, Moment, Phase, Sandbox, Stepped, outstanding, step};
+use viv_core::lifecycle::{Accepted, Event, Happened, Moment, Phase, PhaseName, Sandbox, Stepped, outstanding, step};
 use viv_core::{FencingToken, SandboxId};
 use viv_provider::Provider;
-use viv_store::{Change, Epoch, LeaseKind, Store, StoreError};
+use viv_store::{Change, Epoch, LeaseKind, Quota, Store, StoreError};
 
 use crate::breaker::{Breaker, BreakerStatus};
 use crate::clock::Clock;
 use crate::config::EngineConfig;
 use crate::driver::Drivers;
 use crate::error::{EngineError, denied};
+use crate::gate::Gate;
 use crate::journal;
 use crate::knowledge::Knowledge;
 use crate::reconcile::{Health, Reconcilers};
@@ -212,7 +213,8 @@ impl Inner {
                 Stepped::Denied(why) => return Err(denied(&before, why)),
             };
             let line = journal::line(event, &before, &next, happened, at.now_ms);
-            match self.commit(next, vec![line]).await {
+            let quota = if makes_run(happened) { self.quota(&next) } else { None };
+            match self.commit(next, vec![line], quota).await {
                 Ok(next) => return Ok(Applied::Changed(Box::new(next))),
                 Err(EngineError::Store(StoreError::Conflict { .. })) => {}
                 Err(other) => return Err(other),
@@ -227,13 +229,24 @@ impl Inner {
     pub(crate) async fn amend(
         self: &Arc<Self>,
         sandbox: &SandboxId,
+        change: impl FnMut(&mut Sandbox) -> Option<viv_store::NewLine>,
+    ) -> Result<Sandbox, EngineError> {
+        self.amend_within(sandbox, |_| None, change).await
+    }
+
+    /// The same for what may be too much: it is counted in the transaction (L18).
+    pub(crate) async fn amend_within(
+        self: &Arc<Self>,
+        sandbox: &SandboxId,
+        quota: impl Fn(&Sandbox) -> Option<Quota>,
         mut change: impl FnMut(&mut Sandbox) -> Option<viv_store::NewLine>,
     ) -> Result<Sandbox, EngineError> {
         for _ in 0..RACES_MAX {
             let mut next = self.load(sandbox).await?;
             let Some(line) = change(&mut next) else { return Ok(next) };
             next.version += 1;
-            match self.commit(next, vec![line]).await {
+            let quota = quota(&next);
+            match self.commit(next, vec![line], quota).await {
                 Ok(next) => return Ok(next),
                 Err(EngineError::Store(StoreError::Conflict { .. })) => {}
                 Err(other) => return Err(other),
@@ -244,8 +257,18 @@ impl Inner {
         }))
     }
 
-    async fn commit(self: &Arc<Self>, next: Sandbox, lines: Vec<viv_store::NewLine>) -> Result<Sandbox, EngineError> {
-        let change = Change { sandbox: next.clone(), lines, idempotency: None, quota: None };
+    /// The limits under which it may run, unless it is exempt (O9).
+    pub(crate) fn quota(&self, sandbox: &Sandbox) -> Option<Quota> {
+        self.config.gates.is_on(Gate::Quota, &sandbox.project, &sandbox.id).then_some(self.config.quota)
+    }
+
+    async fn commit(
+        self: &Arc<Self>,
+        next: Sandbox,
+        lines: Vec<viv_store::NewLine>,
+        quota: Option<Quota>,
+    ) -> Result<Sandbox, EngineError> {
+        let change = Change { sandbox: next.clone(), lines, idempotency: None, quota };
         let committed = self.store.commit(self.epoch, change).await.map_err(EngineError::from);
         committed.inspect_err(|error| self.heed(error))?;
         self.committed(&next);
@@ -328,6 +351,22 @@ impl Inner {
             _ = ending.changed() => {}
             () = tokio::time::sleep(how_long) => {}
         }
+    }
+}
+
+/// Whether something is to run that did not, so that there has to be room for it (L18). What is made again while
+/// somebody waits for it has its room already.
+fn makes_run(happened: Happened) -> bool {
+    match happened {
+        Happened::Moved {
+            from: PhaseName::Hibernated | PhaseName::Lost | PhaseName::Failed,
+            to: PhaseName::Provisioning | PhaseName::Resuming,
+        } => true,
+        Happened::Moved { .. }
+        | Happened::Wanted
+        | Happened::Advanced
+        | Happened::Retrying
+        | Happened::Overdue => false,
     }
 }
 

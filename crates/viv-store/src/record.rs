@@ -18,7 +18,8 @@ pub struct Change {
     pub lines: Vec<NewLine>,
     /// For a create: the key under which it is remembered, checked and written in the same transaction (L1).
     pub idempotency: Option<Idempotency>,
-    /// For a create: the limits that are counted from rows in the same transaction (L18).
+    /// For what makes something run, or lets it use more: the limits that are counted from rows in the same
+    /// transaction (L18).
     pub quota: Option<Quota>,
 }
 
@@ -48,13 +49,20 @@ pub struct Remembered {
     pub at_ms: u64,
 }
 
-/// How many sandboxes there may be whose phase is one of [`PhaseName::MAY_LIVE`].
+/// How many sandboxes there may be whose phase is one of [`PhaseName::MAY_LIVE`], and what they may be allowed to use
+/// together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quota {
     /// In all projects.
     pub total_max: u64,
-    /// In the project of the new one.
+    /// In the project of the one that is written.
     pub project_max: u64,
+    /// The sum of their limits, in all projects.
+    pub total_sums_max: SumsMax,
+    /// In the project of the one that is written.
+    pub project_sums_max: SumsMax,
+    /// What a limit that is no number counts as.
+    pub weights: Weights,
 }
 
 impl Quota {
@@ -62,6 +70,57 @@ impl Quota {
     pub const TOTAL: &'static str = "sandboxes";
     /// The word for the limit in one project.
     pub const PROJECT: &'static str = "sandboxes_per_project";
+
+    /// Limits of numbers alone.
+    pub fn of(total_max: u64, project_max: u64) -> Self {
+        Self {
+            total_max,
+            project_max,
+            total_sums_max: SumsMax::default(),
+            project_sums_max: SumsMax::default(),
+            weights: Weights::default(),
+        }
+    }
+
+    /// Whether limits have to be added up at all.
+    pub fn has_sums(&self) -> bool {
+        self.total_sums_max != SumsMax::default() || self.project_sums_max != SumsMax::default()
+    }
+}
+
+/// What sandboxes may use together: the sum of their limits.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Sums {
+    /// Thousandths of one processor.
+    pub cpu_millis: u64,
+    /// Memory.
+    pub memory_bytes: u64,
+    /// Disk.
+    pub disk_bytes: u64,
+    /// Processes and threads.
+    pub processes: u64,
+}
+
+/// What such sums may be; `None` is anything.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SumsMax {
+    /// Thousandths of one processor.
+    pub cpu_millis: Option<u64>,
+    /// Memory.
+    pub memory_bytes: Option<u64>,
+    /// Disk.
+    pub disk_bytes: Option<u64>,
+    /// Processes and threads.
+    pub processes: Option<u64>,
+}
+
+/// What a limit that is no number counts as in [`Sums`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Weights {
+    /// Nothing was said: what the provider gives then.
+    pub unsaid: Sums,
+    /// It was said that there is none: all that the machine has.
+    pub unlimited: Sums,
 }
 
 /// Which records to list: newest first.

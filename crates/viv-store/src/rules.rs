@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use viv_core::lifecycle::{Evidence, PhaseName, Sandbox};
+use viv_core::limits::{ResourceLimits, UNLIMITED};
 use viv_core::spec::{Policy, SandboxSpec};
 
 use crate::error::StoreError;
-use crate::record::Quota;
+use crate::record::{Quota, Sums, Weights};
 
 /// What is left of a sandbox that is over, in the end (J9): a record without what nobody asks about any more: id, name, cause and times stay, and what a late caller is
 /// compared with (version, generation, token).
@@ -34,6 +35,74 @@ impl Quota {
             }
         }
         Ok(())
+    }
+
+    /// Refuses one whose limits do not fit beside those of the others, which are these with their projects.
+    pub(crate) fn check_sums<'l>(
+        &self,
+        sandbox: &Sandbox,
+        others: impl Iterator<Item = (&'l str, ResourceLimits)>,
+    ) -> Result<(), StoreError> {
+        let (mut total, mut project) = (Sums::default(), Sums::default());
+        for (of, limits) in others {
+            let weighed = Sums::of(&limits, &self.weights);
+            total = total.plus(&weighed);
+            if of == sandbox.project.as_str() {
+                project = project.plus(&weighed);
+            }
+        }
+        let wanted = Sums::of(&sandbox.spec.limits, &self.weights);
+        let parts = [(total, self.total_sums_max), (project, self.project_sums_max)];
+        for ((used, max), names) in parts.into_iter().zip([SUMS, SUMS_PER_PROJECT]) {
+            let bounds = [max.cpu_millis, max.memory_bytes, max.disk_bytes, max.processes];
+            let parts = used.parts().into_iter().zip(wanted.parts()).zip(bounds).zip(names);
+            for (((used, wanted), max), limit) in parts {
+                let Some(max) = max else { continue };
+                if used.saturating_add(wanted) > max {
+                    return Err(StoreError::Quota { limit, used, max });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The words for sums in all projects, in [`StoreError::Quota`]; in the order of [`Sums::parts`].
+const SUMS: [&str; 4] = ["cpu_millis", "memory_bytes", "disk_bytes", "processes"];
+/// And for those in one.
+const SUMS_PER_PROJECT: [&str; 4] =
+    ["cpu_millis_per_project", "memory_bytes_per_project", "disk_bytes_per_project", "processes_per_project"];
+
+impl Sums {
+    /// What one with these limits counts for.
+    pub fn of(limits: &ResourceLimits, weights: &Weights) -> Self {
+        let weigh = |limit: Option<u64>, unsaid: u64, unlimited: u64| match limit {
+            None => unsaid,
+            Some(UNLIMITED) => unlimited,
+            Some(limit) => limit,
+        };
+        let Weights { unsaid, unlimited } = weights;
+        Self {
+            cpu_millis: weigh(limits.cpu_millis, unsaid.cpu_millis, unlimited.cpu_millis),
+            memory_bytes: weigh(limits.memory_bytes, unsaid.memory_bytes, unlimited.memory_bytes),
+            disk_bytes: weigh(limits.disk_bytes, unsaid.disk_bytes, unlimited.disk_bytes),
+            processes: weigh(limits.processes, unsaid.processes, unlimited.processes),
+        }
+    }
+
+    /// Both together.
+    #[must_use]
+    pub fn plus(&self, other: &Self) -> Self {
+        Self {
+            cpu_millis: self.cpu_millis.saturating_add(other.cpu_millis),
+            memory_bytes: self.memory_bytes.saturating_add(other.memory_bytes),
+            disk_bytes: self.disk_bytes.saturating_add(other.disk_bytes),
+            processes: self.processes.saturating_add(other.processes),
+        }
+    }
+
+    fn parts(self) -> [u64; 4] {
+        [self.cpu_millis, self.memory_bytes, self.disk_bytes, self.processes]
     }
 }
 

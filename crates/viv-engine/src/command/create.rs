@@ -9,7 +9,6 @@ use viv_store::{Change, Idempotency, StoreError};
 
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::gate::Gate;
 use crate::journal;
 use crate::read::View;
 
@@ -74,7 +73,7 @@ impl Engine {
         let new = NewSandbox { id, project: project.clone(), name, spec, policy, labels, by };
         // The lease comes with the first effect; its token is not part of the intent.
         let sandbox = Sandbox::create(new, viv_core::FencingToken(0), at);
-        let quota = inner.config.gates.is_on(Gate::Quota, &project, &sandbox.id).then_some(inner.config.quota);
+        let quota = inner.quota(&sandbox);
         let lines = vec![journal::created(&sandbox, at.now_ms)];
         let change = Change { sandbox: sandbox.clone(), lines, idempotency: idempotency.clone(), quota };
         match inner.store.commit(inner.epoch, change).await {

@@ -8,9 +8,9 @@ use viv_api::event::EventPage;
 use viv_api::header::{EVENT_STREAM, LAST_EVENT_ID};
 use viv_api::path;
 use viv_api::query::{ListEvents, StatsQuery};
-use viv_api::stats::{AgeBucket, Stats, Target};
+use viv_api::stats::{AgeBucket, QuotaUse, Stats, Target};
 use viv_core::lifecycle::PhaseName;
-use viv_store::{Cursor, JournalFilter, ListQuery};
+use viv_store::{Cursor, JournalFilter, ListQuery, Quota, Sums};
 
 use super::page_limit;
 use crate::api::{Method, Op, Table};
@@ -164,10 +164,13 @@ async fn stats(State(state): State<ServerState>, caller: Caller, Query(query): Q
         limit: RECORDS,
         ..ListQuery::default()
     };
+    let quota = &engine.config().quota;
+    let mut sums = Sums::default();
     // In proportion to those that live, which a quota bounds.
     loop {
         let listed = engine.store().list(&asked).await?;
         for record in &listed.items {
+            sums = sums.plus(&Sums::of(&record.spec.limits, &quota.weights));
             let age_ms = now_ms.saturating_sub(record.created_at_ms);
             let bucket = ages.iter_mut().find(|bucket| bucket.up_to_ms.is_none_or(|up_to_ms| age_ms <= up_to_ms));
             if let Some(bucket) = bucket {
@@ -192,9 +195,26 @@ async fn stats(State(state): State<ServerState>, caller: Caller, Query(query): Q
         destroyed_total: totals.destroyed,
         lost_total: totals.lost,
         failed_total: totals.failed,
+        quotas: quotas(quota, project.is_some(), of(&PhaseName::MAY_LIVE), &sums),
         ages,
         slo,
     }))
+}
+
+/// What is in use of each quota, in one project or in all.
+fn quotas(quota: &Quota, in_project: bool, sandboxes: u64, sums: &Sums) -> Vec<QuotaUse> {
+    let (count_max, max) = match in_project {
+        true => (quota.project_max, quota.project_sums_max),
+        false => (quota.total_max, quota.total_sums_max),
+    };
+    let one = |name: &str, used: u64, max: Option<u64>| QuotaUse { name: name.to_owned(), used, max };
+    vec![
+        one("sandboxes", sandboxes, (count_max < u64::MAX).then_some(count_max)),
+        one("cpu_millis", sums.cpu_millis, max.cpu_millis),
+        one("memory_bytes", sums.memory_bytes, max.memory_bytes),
+        one("disk_bytes", sums.disk_bytes, max.disk_bytes),
+        one("processes", sums.processes, max.processes),
+    ]
 }
 
 /// How many of those that were to end have ended.

@@ -232,7 +232,7 @@ async fn a_deadline_moves_limits_change_and_leases_hold() {
 #[tokio::test]
 async fn l18_a_quota_is_named_with_its_use() {
     let world = World::with(viv_server::Bounds::default(), |config| {
-        config.quota = viv_store::Quota { total_max: 1, project_max: 1 };
+        config.quota = viv_store::Quota::of(1, 1);
     })
     .await;
     world.sandbox().await;

@@ -131,7 +131,7 @@ pub(super) fn keyed(sandbox: &Sandbox, key: &str) -> Change {
 
 /// The same under limits.
 pub(super) fn limited(sandbox: &Sandbox, total_max: u64, project_max: u64) -> Change {
-    Change { quota: Some(Quota { total_max, project_max }), ..change(sandbox) }
+    Change { quota: Some(Quota::of(total_max, project_max)), ..change(sandbox) }
 }
 
 /// A key for creating.

@@ -99,6 +99,7 @@ macro_rules! __store_cases {
                 l18_count_what_may_live,
                 l18_hold_for_many_at_once,
                 l18_do_not_hold_back_changes,
+                l18_add_up_limits,
             }
             idempotency {
                 l1_two_hundred_at_once_make_one,

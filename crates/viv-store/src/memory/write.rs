@@ -58,7 +58,11 @@ impl State {
         let others = || self.sandboxes.values().filter(|other| may_live(other) && other.id != sandbox.id);
         let total = others().count() as u64;
         let project = others().filter(|other| other.project == sandbox.project).count() as u64;
-        quota.check(total, project)
+        quota.check(total, project)?;
+        if !quota.has_sums() {
+            return Ok(());
+        }
+        quota.check_sums(sandbox, others().map(|other| (other.project.as_str(), other.spec.limits.clone())))
     }
 
     pub(super) fn append(&mut self, lines: Vec<NewLine>) -> Cursor {

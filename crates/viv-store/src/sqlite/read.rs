@@ -3,6 +3,7 @@
 use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
 use serde::de::DeserializeOwned;
 use viv_core::lifecycle::{PhaseName, Sandbox};
+use viv_core::limits::ResourceLimits;
 use viv_core::spec::{Name, Project};
 use viv_core::{Generation, SandboxId};
 
@@ -75,6 +76,17 @@ pub(super) fn count(db: &Connection, project: Option<&Project>) -> Result<PhaseC
     let rows = statement.query_map([scope], |row| Ok((row.get(0)?, row.get(1)?)))?;
     let rows: Vec<(String, u64)> = rows.collect::<rusqlite::Result<_>>()?;
     rows.into_iter().map(|(word, n)| Ok((phase(&word)?, n))).collect()
+}
+
+/// The limits of all that count for quotas but for this one, with their projects: in proportion to how many they are.
+pub(super) fn claims(db: &Connection, but: &SandboxId) -> Result<Vec<(String, ResourceLimits)>> {
+    let claims = "SELECT project, json_extract(record, '$.spec.limits') FROM sandboxes INDEXED BY sandboxes_may_live
+                  WHERE may_live = 1 AND id <> ?1";
+    let mut statement = db.prepare_cached(claims)?;
+    let rows = statement.query_map([but.as_str()], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    let rows: Vec<(String, Option<String>)> = rows.collect::<rusqlite::Result<_>>()?;
+    let limits = |text: Option<String>| text.map_or_else(|| Ok(ResourceLimits::default()), |text| parse("limits", &text));
+    rows.into_iter().map(|(project, text)| Ok((project, limits(text)?))).collect()
 }
 
 pub(super) fn due(db: &Connection, until_ms: u64, limit: usize) -> Result<Vec<(u64, SandboxId)>> {

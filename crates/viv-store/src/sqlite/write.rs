@@ -92,7 +92,12 @@ fn check_quota(db: &Connection, sandbox: &Sandbox, quota: Quota) -> Result<()> {
                    WHERE may_live = 1 AND project = ?2 AND id <> ?1";
     let ours = [sandbox.id.as_str(), sandbox.project.as_str()];
     let project: u64 = db.prepare_cached(project)?.query_row(ours, |row| row.get(0))?;
-    quota.check(total, project)
+    quota.check(total, project)?;
+    if !quota.has_sums() {
+        return Ok(());
+    }
+    let others = read::claims(db, &sandbox.id)?;
+    quota.check_sums(sandbox, others.iter().map(|(project, limits)| (project.as_str(), limits.clone())))
 }
 
 fn put(db: &Connection, sandbox: &Sandbox, found: Option<&Stored>) -> Result<()> {

@@ -7,7 +7,7 @@ use viv_api::stats::Stats;
 
 use super::Daemon;
 use super::table::{Facts, NONE, Table};
-use crate::text::span;
+use crate::text::{bytes, span};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -35,6 +35,15 @@ fn shown(stats: &Stats) -> String {
         ("failed in all", stats.failed_total),
     ] {
         facts.add(name, count.to_string());
+    }
+    for quota in &stats.quotas {
+        let amount = |count: u64| match quota.name.as_str() {
+            "memory_bytes" | "disk_bytes" => bytes(count),
+            _ => count.to_string(),
+        };
+        let max = quota.max.map(|max| format!(" of {}", amount(max))).unwrap_or_default();
+        let name = quota.name.trim_end_matches("_bytes").replace('_', " ");
+        facts.add(&format!("  {name} in use"), format!("{}{max}", amount(quota.used)));
     }
     for (status, count) in &stats.by_status {
         facts.add(&format!("  {status}"), count.to_string());

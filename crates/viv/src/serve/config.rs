@@ -10,6 +10,7 @@ use anyhow::Context;
 use serde::Deserialize;
 use tracing::level_filters::LevelFilter;
 use viv_engine::Periods;
+use viv_store::SumsMax;
 
 use super::gates::GateText;
 
@@ -19,6 +20,7 @@ use super::gates::GateText;
 pub(super) struct FileConfig {
     pub(super) server: ServerPart,
     pub(super) sandboxes: SandboxesPart,
+    pub(super) quota: QuotaPart,
     pub(super) retention: RetentionPart,
     pub(super) reconcile: ReconcilePart,
     pub(super) gates: BTreeMap<String, GateText>,
@@ -73,6 +75,42 @@ pub(super) struct SandboxesPart {
     pub(super) pool_mib: Option<u64>,
     /// Name of our cgroup.
     pub(super) cgroup_prefix: Option<String>,
+}
+
+/// What living sandboxes may be allowed to use together (L18).
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct QuotaPart {
+    /// In all projects.
+    pub(super) total: SumsPart,
+    /// In one.
+    pub(super) per_project: SumsPart,
+}
+
+/// The most that their limits may add up to.
+#[derive(Debug, Default, Clone, Copy, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct SumsPart {
+    /// Thousandths of one processor.
+    pub(super) cpu_millis: Option<u64>,
+    /// Memory in MiB.
+    pub(super) memory_mib: Option<u64>,
+    /// Disk in MiB.
+    pub(super) disk_mib: Option<u64>,
+    /// Processes and threads.
+    pub(super) processes: Option<u64>,
+}
+
+impl From<SumsPart> for SumsMax {
+    fn from(part: SumsPart) -> Self {
+        let bytes = |mib: Option<u64>| mib.map(|mib| mib.saturating_mul(1 << 20));
+        Self {
+            cpu_millis: part.cpu_millis,
+            memory_bytes: bytes(part.memory_mib),
+            disk_bytes: bytes(part.disk_mib),
+            processes: part.processes,
+        }
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -160,6 +198,9 @@ mod tests {
             max = 100
             max_per_project = 10
             layers = "plain"
+            [quota]
+            total = { cpu_millis = 8000, memory_mib = 16384, processes = 4096 }
+            per_project = { memory_mib = 2048, disk_mib = 10240 }
             [retention]
             keep_days = 3
             [reconcile]
@@ -174,6 +215,9 @@ mod tests {
         "#;
         let config: FileConfig = toml::from_str(text).unwrap();
         assert_eq!(config.sandboxes.max, Some(100));
+        let in_project = SumsMax { memory_bytes: Some(2 << 30), disk_bytes: Some(10 << 30), ..SumsMax::default() };
+        assert_eq!(SumsMax::from(config.quota.per_project), in_project);
+        assert_eq!(SumsMax::from(config.quota.total).cpu_millis, Some(8000));
         assert_eq!(config.gates.len(), 3);
         let mut periods = Periods::default();
         config.reconcile.apply(&mut periods);
@@ -189,6 +233,7 @@ mod tests {
 
     #[test]
     fn a_misspelt_word_is_refused() {
+        assert!(toml::from_str::<FileConfig>("[quota.per_project]\nmemory = 1").is_err());
         assert!(toml::from_str::<FileConfig>("[server]\nlisten_on = \"x\"").is_err());
     }
 }

@@ -30,10 +30,11 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use viv_core::OwnerMark;
 use viv_core::lifecycle::Actor;
+use viv_core::limits::ResourceLimits;
 use viv_engine::{Clock, Engine, EngineConfig, Gates};
 use viv_sandbox::{DriverKind, LocalConfig, LocalProvider, Runtime, StoreConfig};
 use viv_server::{Build, LogRing, ServerConfig, ServerState};
-use viv_store::{ApiKey, KeyScope, NewLine, Owner, Quota, SqliteStore, Store};
+use viv_store::{ApiKey, KeyScope, NewLine, Owner, Quota, SqliteStore, Store, Sums, Weights};
 
 use crate::place;
 use crate::settings::{DAEMONS, Global};
@@ -136,6 +137,9 @@ async fn daemon(
     config.quota = Quota {
         total_max: args.sandboxes_max.or(file.sandboxes.max).unwrap_or(config.quota.total_max),
         project_max: file.sandboxes.max_per_project.unwrap_or(u64::MAX),
+        total_sums_max: file.quota.total.into(),
+        project_sums_max: file.quota.per_project.into(),
+        weights: weights(&LocalConfig::new(data.join(DAEMONS), place::own_binary()?).limits, data),
     };
     if let Some(days) = file.retention.keep_days {
         config.periods.keep = Duration::from_secs(days * 24 * 3600);
@@ -200,6 +204,20 @@ fn open_provider(args: &Args, file: &FileConfig, data: &Path, from_undead: bool)
     };
     config.store = StoreConfig { driver, pool_bytes: sandboxes.pool_mib.map(|mib| mib << 20) };
     Ok(LocalProvider::open(config)?)
+}
+
+/// What a sandbox counts for that says nothing about a limit, or that there is none: what the provider gives it then,
+/// and all that the machine has (L18).
+fn weights(defaults: &ResourceLimits, data: &Path) -> Weights {
+    let number = |file: &str| fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok());
+    let disk = rustix::fs::statvfs(data).map_or(u64::MAX, |disk| disk.f_blocks.saturating_mul(disk.f_frsize));
+    let machine = Sums {
+        cpu_millis: std::thread::available_parallelism().map_or(1, |count| count.get() as u64) * 1000,
+        memory_bytes: rustix::system::sysinfo().totalram.saturating_mul(rustix::system::sysinfo().mem_unit.into()),
+        disk_bytes: disk,
+        processes: number("/proc/sys/kernel/pid_max").unwrap_or(1 << 22),
+    };
+    Weights { unsaid: Sums::of(defaults, &Weights { unsaid: machine, unlimited: machine }), unlimited: machine }
 }
 
 /// Finishes what others had begun to take apart, also when they still held it at the start (J2).
