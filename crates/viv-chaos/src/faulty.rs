@@ -38,7 +38,7 @@ pub enum Fault {
 
 /// What is wrong with an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Damage {
+pub enum Damage {
     /// Its agent answers nothing.
     Hangs,
     /// Its root filesystem is gone.
@@ -87,7 +87,8 @@ impl FaultyProvider {
         lock(&self.damage).clear();
     }
 
-    pub(crate) fn damage(&self, sandbox: &SandboxId, damage: Option<Damage>) {
+    /// Damages an instance, or makes it whole.
+    pub fn damage(&self, sandbox: &SandboxId, damage: Option<Damage>) {
         match damage {
             Some(damage) => lock(&self.damage).insert(sandbox.clone(), damage),
             None => lock(&self.damage).remove(sandbox),

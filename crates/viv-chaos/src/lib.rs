@@ -19,6 +19,6 @@ mod faulty;
 mod rng;
 mod world;
 
-pub use faulty::{Fault, FaultyProvider};
+pub use faulty::{Damage, Fault, FaultyProvider};
 pub use rng::Rng;
 pub use world::{Plan, Report, Violation, run};

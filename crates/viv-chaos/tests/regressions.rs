@@ -1,100 +1,19 @@
 //! What reviews and worlds found once, each as a small world of its own.
 #![allow(missing_docs, reason = "tests")]
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+mod place;
+
 use std::time::Duration;
 
-use viv_chaos::Rng;
-use viv_core::lifecycle::{Actor, EntryKind, PhaseName, Status};
-use viv_core::spec::{Policy, Project, SandboxSpec};
-use viv_core::{EndCause, OperationId, SandboxId};
-use viv_engine::{Clock, CreateRequest, Engine, EngineConfig, EngineError, Gate, GateSetting, Which};
-use viv_provider::sim::{SimClock, SimProvider};
-use viv_provider::{DeadlineChange, Mutation, Provider, ResourceLimits};
+use place::{EPOCH_MS, LONG, by, paused, persistent, place, place_with, request};
+use viv_chaos::Damage;
+use viv_core::lifecycle::{Actor, Cause, EntryKind, Finding, PhaseName, Sandbox, Status};
+use viv_core::spec::{Project, SandboxSpec};
+use viv_core::{EndCause, FencingToken, Generation, OperationId, SandboxId};
+use viv_engine::{CreateRequest, EngineError, Gate, GateSetting, Which};
+use viv_provider::{DeadlineChange, InstanceRef, InstanceSpec, InstanceState, Mutation, Provider, ResourceLimits};
 use viv_store::memory::Fault;
-use viv_store::{LeaseKind, MemoryStore, Owner, Quota, Store, SumsMax};
-
-const EPOCH_MS: u64 = 1_700_000_000_000;
-
-struct Place {
-    engine: Engine,
-    provider: SimProvider,
-    store: MemoryStore,
-}
-
-/// An engine without faults, on simulated time.
-async fn place() -> Place {
-    place_with(|_| {}).await
-}
-
-/// The same, set up otherwise.
-async fn place_with(set_up: impl FnOnce(&mut EngineConfig)) -> Place {
-    let clock = SimClock::starting_at(EPOCH_MS);
-    let ticking = clock.clone();
-    tokio::spawn(async move {
-        loop {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            ticking.advance(50);
-        }
-    });
-    let (store, provider) = (MemoryStore::new(), SimProvider::new(clock));
-    let owner =
-        Owner { name: "daemon".into(), boot_id: "b".into(), pid: 1, start_ticks: 0, epoch: 0, since_ms: EPOCH_MS };
-    let epoch = store.own(owner).await.unwrap();
-    let rng = Mutex::new(Rng::new(1));
-    let mut config = EngineConfig::new("sim".parse().unwrap(), "daemon");
-    set_up(&mut config);
-    let engine = Engine::start(
-        config,
-        Arc::new(store.clone()),
-        Arc::new(provider.clone()),
-        epoch,
-        Clock::showing(EPOCH_MS),
-        move || rng.lock().unwrap().bytes(),
-    );
-    Place { engine: engine.await.unwrap(), provider, store }
-}
-
-impl Place {
-    async fn ready(&self, lifetime_ms: u64) -> SandboxId {
-        let policy = Policy { persistent: false, lifetime_ms, idle_ms: 900_000 };
-        self.made(CreateRequest { policy, ..request() }).await
-    }
-
-    async fn made(&self, request: CreateRequest) -> SandboxId {
-        let id = self.engine.create(request).await.unwrap().view.sandbox.id;
-        let view = self.engine.wait_ready(&id, Duration::from_secs(10)).await.unwrap();
-        assert_eq!(view.status, Status::Ready);
-        id
-    }
-
-    async fn status(&self, id: &SandboxId) -> Status {
-        self.engine.get(&Project::default(), &Which::Id(id.clone()), "test").await.unwrap().status
-    }
-}
-
-/// A sandbox that lives for an hour.
-fn request() -> CreateRequest {
-    CreateRequest {
-        project: Project::default(),
-        name: None,
-        spec: SandboxSpec::default(),
-        policy: Policy { persistent: false, lifetime_ms: 3_600_000, idle_ms: 900_000 },
-        labels: BTreeMap::new(),
-        by: Actor::part("test"),
-        key: None,
-    }
-}
-
-/// One that is saved when it stops.
-fn persistent() -> CreateRequest {
-    CreateRequest { policy: Policy { persistent: true, ..request().policy }, ..request() }
-}
-
-fn paused(world: impl Future<Output = ()>) {
-    tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap().block_on(world);
-}
+use viv_store::{Change, LeaseKind, Quota, Store, SumsMax};
 
 /// The stored copy of a deadline is for display. One that is behind its arbiter's made a driver look without end, and
 /// on simulated time that is for ever.
@@ -127,7 +46,7 @@ fn t3_an_end_that_cannot_be_recorded_is_not_shown_as_ready() {
         let place = place().await;
         let id = place.ready(600_000).await;
         place.store.set_faults(Some(Box::new(|call| (call == "commit").then_some(Fault::Before))));
-        assert!(place.provider.crash(&id, EndCause::SupervisorLost));
+        assert!(place.provider.truth().crash(&id, EndCause::SupervisorLost));
         tokio::time::sleep(Duration::from_millis(500)).await;
         assert_eq!(place.status(&id).await, Status::Unverified);
         assert_ne!(place.engine.verify(&id).await.unwrap().status, Status::Ready);
@@ -195,7 +114,8 @@ fn l18_more_room_for_what_runs_is_counted() {
         let most = SumsMax { memory_bytes: Some(1 << 30), ..SumsMax::default() };
         let place = place_with(|config| config.quota = Quota { total_sums_max: most, ..Quota::of(10, 10) }).await;
         let memory = |mib: u64| ResourceLimits { memory_bytes: Some(mib << 20), ..ResourceLimits::default() };
-        let with = |mib| CreateRequest { spec: SandboxSpec { limits: memory(mib), ..SandboxSpec::default() }, ..request() };
+        let with =
+            |mib| CreateRequest { spec: SandboxSpec { limits: memory(mib), ..SandboxSpec::default() }, ..request() };
         let one = place.made(with(400)).await;
         place.made(with(400)).await;
         let refused = place.engine.create(with(300)).await;
@@ -212,5 +132,236 @@ fn l18_more_room_for_what_runs_is_counted() {
         let refused = place.engine.set_limits(&handle, &memory(0), &by).await;
         assert!(matches!(refused, Err(EngineError::Provider(_))), "{refused:?}");
         assert_eq!(place.store.get(&one).await.unwrap().unwrap().spec.limits, memory(600));
+    });
+}
+
+/// What is over is held by nobody, in the store and in memory; what was collected without a record too.
+#[test]
+fn l15_what_is_over_is_held_by_nobody() {
+    paused(async {
+        let place = place().await;
+        let id = place.ready(600_000).await;
+        assert_eq!(place.store.leases(&id).await.unwrap().len(), 1);
+        place.delete(&id).await;
+        assert_eq!(place.store.leases(&id).await.unwrap(), []);
+        assert_eq!(place.engine.stats(None).await.unwrap().known, 0);
+        // Nobody who comes late makes it known again.
+        let _ = place.engine.verify(&id).await;
+        let _ = place.engine.activity(&id).await;
+        place.status(&id).await;
+        assert_eq!(place.engine.stats(None).await.unwrap().known, 0);
+
+        let stray = SandboxId::from_bytes([7; 16]);
+        let mutation = Mutation {
+            operation: OperationId::from_bytes([7; 16]),
+            generation: Generation(1),
+            token: FencingToken(1),
+            budget_ms: 1_000,
+        };
+        let spec = InstanceSpec::host(86_400_000);
+        place.provider.truth().create(&mutation, &stray, &"sim".parse().unwrap(), &spec).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        let instance = InstanceRef { sandbox: stray.clone(), generation: Generation(1) };
+        assert_eq!(place.provider.truth().observe(&instance).await.unwrap().state, InstanceState::Absent);
+        assert_eq!(place.store.leases(&stray).await.unwrap(), []);
+        assert_eq!(place.engine.stats(None).await.unwrap().known, 0);
+    });
+}
+
+/// The record has gone on, and the last instance is there all the same: as when it was restored from a backup.
+#[test]
+fn j1_an_instance_of_an_older_generation_is_collected() {
+    paused(async {
+        let place = place().await;
+        let (id, other) = (place.ready(86_400_000).await, place.ready(86_400_000).await);
+        let before = place.record(&id).await;
+        let instance = InstanceRef { sandbox: id.clone(), generation: before.generation };
+        let sandbox = Sandbox {
+            generation: before.generation.next(),
+            phase: viv_core::lifecycle::Phase::Lost,
+            version: before.version + 1,
+            ..before
+        };
+        let change = Change { sandbox, lines: Vec::new(), idempotency: None, quota: None };
+        place.store.commit(place.engine.epoch(), change).await.unwrap();
+        place.engine.reconcile();
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        let state = place.provider.truth().observe(&instance).await.unwrap().state;
+        assert_eq!(state, InstanceState::Running, "one listing is not enough");
+        tokio::time::sleep(Duration::from_secs(300)).await;
+        assert_eq!(place.provider.truth().observe(&instance).await.unwrap().state, InstanceState::Absent);
+        assert!(place.lines(&id).await.iter().any(|line| line.line.kind == "orphan.collected"));
+        assert_eq!(place.status(&other).await, Status::Unverified, "the other one was not looked at, nor touched");
+        assert_eq!(place.engine.verify(&other).await.unwrap().status, Status::Ready);
+    });
+}
+
+/// Ports that do not answer are waited for together; one after the other they took longer than verifying may.
+#[test]
+fn t2_ports_are_probed_at_once() {
+    paused(async {
+        let place = place().await;
+        let spec = SandboxSpec { ports: (8_000..8_016).collect(), ..SandboxSpec::default() };
+        let id = place.engine.create(CreateRequest { spec, ..request() }).await.unwrap().view.sandbox.id;
+        // Nobody listens there, so it is probed again and again.
+        let ports = async |finding: Finding| loop {
+            let view = place.engine.get(&Project::default(), &Which::Id(id.clone()), "test").await.unwrap();
+            let ports: Vec<u16> = view.evidence.ports.iter().map(|found| found.port).collect();
+            if !ports.is_empty() && view.evidence.ports.iter().all(|found| found.check.finding == finding) {
+                return ports;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        };
+        assert_eq!(ports(Finding::Unhealthy).await.len(), 16);
+        place.provider.damage(&id, Some(Damage::Hangs));
+        let silent = tokio::time::timeout(Duration::from_secs(10), ports(Finding::Timeout)).await;
+        let silent = silent.expect("all are waited for at once");
+        assert_eq!(silent, (8_000..8_016).collect::<Vec<u16>>(), "all of them, in their order");
+    });
+}
+
+/// That it lives was never in doubt. Taken for news at every listing, it was verified and lost again for ever.
+#[test]
+fn t7_an_agent_that_hangs_does_not_fill_the_journal() {
+    paused(async {
+        let place = place().await;
+        let id = place.ready(86_400_000).await;
+        place.provider.damage(&id, Some(Damage::Hangs));
+        place.engine.verify(&id).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(120)).await;
+        let lost = place.record(&id).await;
+        assert_eq!((lost.phase.name(), &lost.cause.cause), (PhaseName::Lost, &Cause::Unresponsive));
+        let lines = place.lines(&id).await.len();
+        for _ in 0..8 {
+            tokio::time::sleep(Duration::from_secs(1_800)).await;
+            assert_eq!(place.engine.verify(&id).await.unwrap().status, Status::Lost);
+        }
+        assert_eq!(place.lines(&id).await.len(), lines, "nothing happened, and nothing is told");
+        // It answers again: nobody has to ask for it to be found.
+        place.provider.damage(&id, None);
+        tokio::time::sleep(Duration::from_secs(420)).await;
+        let back = place.record(&id).await;
+        assert_eq!((back.phase.name(), back.generation), (PhaseName::Ready, lost.generation));
+    });
+}
+
+/// Agents of three sandboxes that hang say nothing about who runs them.
+#[test]
+fn j7_silent_agents_do_not_open_the_breaker() {
+    paused(async {
+        let place = place().await;
+        let mut ids = Vec::new();
+        for _ in 0..4 {
+            ids.push(place.ready(86_400_000).await);
+        }
+        let mut asked = tokio::task::JoinSet::new();
+        for id in &ids {
+            let handle = place.engine.work_in(&Project::default(), &Which::Id(id.clone()), None).await.unwrap();
+            place.provider.damage(id, Some(Damage::Hangs));
+            for handle in [handle.clone(), handle] {
+                asked.spawn(async move { handle.file_stat("/workspace").await });
+            }
+        }
+        // All of them at the same moment, so that no answer to anybody else comes between.
+        while let Some(read) = asked.join_next().await {
+            assert!(matches!(read, Ok(Err(EngineError::Provider(_)))), "{read:?}");
+        }
+        let breakers = place.engine.breakers();
+        assert!(breakers.iter().all(|breaker| !breaker.open && breaker.opened == 0), "{breakers:?}");
+    });
+}
+
+/// The records are from a backup, and the provider has seen tokens that were given after it.
+#[test]
+fn l15_who_owns_the_store_is_not_fenced_by_tokens_that_it_does_not_know() {
+    paused(async {
+        let place = place().await;
+        let id = place.ready(86_400_000).await;
+        let generation = place.record(&id).await.generation;
+        let operation = OperationId::from_bytes([9; 16]);
+        let mutation = Mutation { operation, generation, token: FencingToken(1_000_000), budget_ms: 1_000 };
+        place.provider.truth().extend(&mutation, &id, DeadlineChange::AtLeastMs(60_000)).await.unwrap();
+        place.delete(&id).await;
+        let other = place.ready(86_400_000).await;
+        let leases = place.store.leases(&other).await.unwrap();
+        assert!(leases.iter().all(|lease| lease.token > FencingToken(1_000_000)), "{leases:?}");
+    });
+}
+
+/// A check that panics is over, and the next one is a check.
+#[test]
+fn t3_a_check_that_panicked_is_not_waited_for() {
+    paused(async {
+        let place = place().await;
+        let id = place.ready(86_400_000).await;
+        place.store.set_faults(Some(Box::new(|call| if call == "get" { panic!("on purpose") } else { None })));
+        let (engine, which) = (place.engine.clone(), id.clone());
+        assert!(tokio::spawn(async move { engine.verify(&which).await }).await.is_err());
+        place.store.set_faults(None);
+        place.provider.damage(&id, Some(Damage::Rootless));
+        let view = tokio::time::timeout(LONG, place.engine.verify(&id)).await.expect("it is not stuck").unwrap();
+        assert_ne!(view.status, Status::Ready, "it was looked at");
+    });
+}
+
+/// A reconciler that panics runs again.
+#[test]
+fn j3_a_reconciler_that_panicked_runs_again() {
+    paused(async {
+        let place = place().await;
+        place.ready(86_400_000).await;
+        place.store.set_faults(Some(Box::new(|call| if call == "due" { panic!("on purpose") } else { None })));
+        tokio::time::sleep(Duration::from_secs(120)).await;
+        place.store.set_faults(None);
+        let stuck = || {
+            let all = place.engine.reconcilers();
+            all.into_iter().find(|status| status.name.as_str() == "stuck").unwrap()
+        };
+        assert!(stuck().error.is_some(), "who looks is told");
+        tokio::time::sleep(Duration::from_secs(120)).await;
+        assert_eq!(stuck().error, None);
+    });
+}
+
+/// A retry was written down by a clock that was set back before the next daemon began.
+#[test]
+fn j4_a_clock_that_was_set_back_holds_up_no_retry() {
+    paused(async {
+        let place = place().await;
+        let id = place.ready(86_400_000).await;
+        place.provider.damage(&id, None);
+        place.engine.shut_down();
+        let before = place.record(&id).await;
+        let mut sandbox = Sandbox { version: before.version + 1, deleted: true, ..before };
+        sandbox.desired = viv_core::lifecycle::Desired::Gone;
+        let work = viv_core::lifecycle::Work {
+            operation: "op_retry1".parse().unwrap(),
+            attempt: 3,
+            deadline_at_ms: EPOCH_MS + 90_000_000,
+            retry_at_ms: EPOCH_MS + 86_400_000,
+            overdue: false,
+        };
+        sandbox.phase = viv_core::lifecycle::Phase::Stopping { work };
+        let change = Change { sandbox, lines: Vec::new(), idempotency: None, quota: None };
+        place.store.commit(place.engine.epoch(), change).await.unwrap();
+        let place = place.restart().await;
+        let view = place.engine.wait_settled(&id, LONG).await.unwrap();
+        assert!(view.sandbox.is_over(), "{:?}", view.sandbox.phase);
+    });
+}
+
+/// It was lost for not answering, and lives: who stops it and waits is not told before it was looked for.
+#[test]
+fn l8_a_stop_of_what_is_lost_is_answered_when_it_was_looked_for() {
+    paused(async {
+        let place = place().await;
+        let id = place.made(persistent()).await;
+        place.provider.damage(&id, Some(Damage::Hangs));
+        place.engine.verify(&id).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(120)).await;
+        assert_eq!(place.record(&id).await.phase.name(), PhaseName::Lost);
+        place.engine.stop(&id, by()).await.unwrap();
+        let view = place.engine.wait_settled(&id, LONG).await.unwrap();
+        assert_eq!(view.sandbox.phase.name(), PhaseName::Hibernated);
     });
 }

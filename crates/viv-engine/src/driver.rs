@@ -111,7 +111,9 @@ impl Inner {
             return Ok(true);
         }
         let Some((effect, work)) = outstanding(&record) else { return Ok(false) };
-        if work.retry_at_ms > now_ms {
+        // No wait is longer than the longest: what is farther away was written by a clock that was set back since.
+        let waits_ms = work.retry_at_ms.saturating_sub(now_ms);
+        if (1..=self.config.timings.backoff_ms_max).contains(&waits_ms) {
             return Ok(false);
         }
         self.work(&record, &effect, work, driver).await

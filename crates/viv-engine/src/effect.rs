@@ -14,6 +14,15 @@ use viv_store::LeaseKind;
 use crate::engine::Inner;
 use crate::error::EngineError;
 
+/// Who has to answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    /// The provider itself.
+    Provider,
+    /// The agent of one sandbox, which may be stopped, starved or broken.
+    Agent,
+}
+
 impl Inner {
     /// Performs an effect. `None` when what was seen was applied already.
     pub(crate) async fn perform(
@@ -149,6 +158,26 @@ impl Inner {
         budget: Duration,
         call: impl Future<Output = Result<T, ProviderError>>,
     ) -> Result<T, ProviderError> {
+        self.call_of(Asked::Provider, sandbox, budget, call).await
+    }
+
+    /// The same along the way that ends at a sandbox's agent: its silence says nothing about the provider.
+    pub(crate) async fn call_agent<T>(
+        &self,
+        sandbox: &viv_core::SandboxId,
+        budget: Duration,
+        call: impl Future<Output = Result<T, ProviderError>>,
+    ) -> Result<T, ProviderError> {
+        self.call_of(Asked::Agent, sandbox, budget, call).await
+    }
+
+    async fn call_of<T>(
+        &self,
+        asked: Asked,
+        sandbox: &viv_core::SandboxId,
+        budget: Duration,
+        call: impl Future<Output = Result<T, ProviderError>>,
+    ) -> Result<T, ProviderError> {
         let gated = !self.config.gates.is_off_everywhere(crate::gate::Gate::Breaker);
         if gated && let Err(open) = self.breaker.admit(self.clock.now_ms()) {
             let why = format!("{} failures in a row; tried again in {} ms", open.failures, open.retry_ms);
@@ -160,8 +189,14 @@ impl Inner {
             Err(_) => Err(ProviderError::TimedOut { what: "the provider", after_ms: budget.as_millis() as u64 }),
         };
         match &answer {
+            Err(error) if error.is_transient() && asked == Asked::Agent => {}
             Err(error) if error.is_transient() => self.breaker.silent(sandbox.as_str(), self.clock.now_ms()),
             Ok(_) | Err(_) => self.breaker.answered(),
+        }
+        if let Err(ProviderError::Fenced { highest, .. }) = &answer
+            && let Err(error) = self.outrank(sandbox, *highest).await
+        {
+            self.heed(&error);
         }
         answer
     }

@@ -58,6 +58,8 @@ pub(crate) struct Inner {
     pub(crate) watches: Watches,
     pub(crate) health: Health,
     pub(crate) reconcilers: Reconcilers,
+    /// Held while somebody sets alarms and watches of one, so that the latest is the last.
+    attending: Mutex<()>,
     /// Who waits for a sandbox to change.
     waiting: Mutex<HashMap<SandboxId, Arc<Notify>>>,
     /// True once the daemon ends.
@@ -114,6 +116,7 @@ impl Engine {
                 watches: Watches::default(),
                 health: Health::default(),
                 reconcilers: Reconcilers::default(),
+                attending: Mutex::default(),
                 waiting: Mutex::default(),
                 ending: watch::Sender::new(false),
             }),
@@ -290,6 +293,10 @@ impl Inner {
 
     /// Sets its alarm and watches its instance, as its phase wants it.
     pub(crate) fn attend(self: &Arc<Self>, sandbox: &Sandbox) {
+        let _attending = self.attending.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.knowledge.attend(sandbox) {
+            return;
+        }
         self.timer.set(&sandbox.id, alarm_ms(sandbox, self.clock.now_ms()));
         match &sandbox.phase {
             Phase::Verifying { .. } | Phase::Ready | Phase::Frozen { .. } => self.watch(sandbox),
@@ -329,6 +336,21 @@ impl Inner {
         Ok(lease.token)
     }
 
+    /// A provider has seen a greater token than ours, and we own the store: it was given by an owner whose records are
+    /// not here any more, as when they were restored from a backup. The next lease is above it (L15).
+    ///
+    /// Whoever owned the store before us has another epoch, and is refused by the store before it can get here.
+    pub(crate) async fn outrank(&self, sandbox: &SandboxId, highest: FencingToken) -> Result<(), EngineError> {
+        self.store.raise_token(self.epoch, highest).await?;
+        let held = self.store.leases(sandbox).await?;
+        for lease in held.into_iter().filter(|lease| lease.kind == LeaseKind::Lifecycle && lease.token <= highest) {
+            self.store.release(self.epoch, sandbox, LeaseKind::Lifecycle, lease.token).await?;
+        }
+        self.knowledge.forget_token(sandbox);
+        tracing::warn!(component = "engine", %sandbox, seen = highest.0, "a newer token was seen than was ever given here");
+        Ok(())
+    }
+
     fn spawn_timer(self: &Arc<Self>) {
         let inner = self.clone();
         let mut ending = self.ending();
@@ -362,11 +384,9 @@ fn makes_run(happened: Happened) -> bool {
             from: PhaseName::Hibernated | PhaseName::Lost | PhaseName::Failed,
             to: PhaseName::Provisioning | PhaseName::Resuming,
         } => true,
-        Happened::Moved { .. }
-        | Happened::Wanted
-        | Happened::Advanced
-        | Happened::Retrying
-        | Happened::Overdue => false,
+        Happened::Moved { .. } | Happened::Wanted | Happened::Advanced | Happened::Retrying | Happened::Overdue => {
+            false
+        }
     }
 }
 

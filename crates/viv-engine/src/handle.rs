@@ -116,7 +116,7 @@ impl Handle {
         call: impl Future<Output = std::result::Result<T, ProviderError>>,
     ) -> Result<T> {
         let inner = &self.engine.inner;
-        let answer = inner.call(self.sandbox(), budget, call).await;
+        let answer = inner.call_agent(self.sandbox(), budget, call).await;
         answer.map_err(|error| {
             match &error {
                 ProviderError::Absent

@@ -1,6 +1,6 @@
 //! What was seen lately of living sandboxes: a cache that is never the truth (T1), and dies with the daemon.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use viv_core::lifecycle::{Evidence, Observed, Sandbox};
@@ -9,21 +9,32 @@ use viv_core::{FencingToken, Generation, SandboxId};
 /// What was seen of one generation.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Known {
+    /// The version of the record that was attended to last.
+    version: u64,
     generation: Option<Generation>,
     evidence: Option<Evidence>,
     observed: Option<Observed>,
     token: Option<FencingToken>,
     active_at_ms: u64,
     last_reads: HashMap<String, u64>,
+    /// It did not answer when it was looked for: until when it is left alone, and for how long the next time.
+    quiet: Option<(u64, u64)>,
 }
+
+/// How long what is lost and silent is left alone by those who were not asked; it doubles up to the second one.
+const QUIET_MS: (u64, u64) = (30_000, 300_000);
 
 /// Most clients whose last read is remembered of a sandbox.
 const READERS_MAX: usize = 32;
 
-/// What was seen of all of them.
+/// Most that are remembered to be over, so that who comes late does not begin anew: more than can be on their way.
+const OVER_MAX: usize = 256;
+
+/// What was seen of all of them. Only [`Knowledge::attend`] begins to know one, and nothing is known of what is over.
 #[derive(Debug, Default)]
 pub(crate) struct Knowledge {
     known: Mutex<HashMap<SandboxId, Known>>,
+    over: Mutex<VecDeque<SandboxId>>,
 }
 
 impl Knowledge {
@@ -31,10 +42,26 @@ impl Knowledge {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The record is so now. Whether this is the latest of it: two who committed one after the other may come here in
+    /// another order.
+    pub(crate) fn attend(&self, sandbox: &Sandbox) -> bool {
+        let mut known = self.lock();
+        if !known.contains_key(&sandbox.id) {
+            let over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
+            if over.contains(&sandbox.id) {
+                return false;
+            }
+        }
+        let known = known.entry(sandbox.id.clone()).or_default();
+        let latest = known.version <= sandbox.version;
+        known.version = known.version.max(sandbox.version);
+        latest
+    }
+
     /// Of this generation; what was known of an earlier one is forgotten, what is about an earlier one is not taken.
     fn of<T>(&self, sandbox: &SandboxId, generation: Generation, change: impl FnOnce(&mut Known) -> T) -> Option<T> {
         let mut known = self.lock();
-        let known = known.entry(sandbox.clone()).or_default();
+        let known = known.get_mut(sandbox)?;
         if known.generation.is_some_and(|newer| newer > generation) {
             return None;
         }
@@ -54,6 +81,22 @@ impl Knowledge {
     /// The provider was heard.
     pub(crate) fn observed(&self, sandbox: &SandboxId, generation: Generation, observed: Observed) {
         self.of(sandbox, generation, |known| known.observed = Some(observed));
+    }
+
+    /// Whether something that is lost and silent was asked so recently that it is left alone.
+    pub(crate) fn is_quiet(&self, sandbox: &SandboxId, now_ms: u64) -> bool {
+        let known = self.lock();
+        known.get(sandbox).and_then(|known| known.quiet).is_some_and(|(until_ms, _)| now_ms < until_ms)
+    }
+
+    /// It was asked and was silent again, or it answered.
+    pub(crate) fn set_quiet(&self, sandbox: &SandboxId, silent: bool, now_ms: u64) {
+        let mut known = self.lock();
+        let Some(known) = known.get_mut(sandbox) else { return };
+        known.quiet = silent.then(|| {
+            let pause_ms = known.quiet.map_or(QUIET_MS.0, |(_, pause_ms)| (pause_ms * 2).min(QUIET_MS.1));
+            (now_ms.saturating_add(pause_ms), pause_ms)
+        });
     }
 
     /// The latest evidence about the current generation. What the record has is of its last transition.
@@ -93,15 +136,22 @@ impl Knowledge {
     }
 
     pub(crate) fn set_token(&self, sandbox: &SandboxId, token: FencingToken) {
-        let mut known = self.lock();
-        let known = known.entry(sandbox.clone()).or_default();
-        known.token = known.token.max(Some(token));
+        if let Some(known) = self.lock().get_mut(sandbox) {
+            known.token = known.token.max(Some(token));
+        }
+    }
+
+    /// The token is of no use any more: the next one is another.
+    pub(crate) fn forget_token(&self, sandbox: &SandboxId) {
+        if let Some(known) = self.lock().get_mut(sandbox) {
+            known.token = None;
+        }
     }
 
     /// Somebody used it. Whether that is news worth writing down: at most once a second is.
     pub(crate) fn active(&self, sandbox: &SandboxId, now_ms: u64) -> bool {
         let mut known = self.lock();
-        let known = known.entry(sandbox.clone()).or_default();
+        let Some(known) = known.get_mut(sandbox) else { return true };
         let news = now_ms >= known.active_at_ms + 1_000;
         if news {
             known.active_at_ms = now_ms;
@@ -112,7 +162,7 @@ impl Knowledge {
     /// Somebody looked at it.
     pub(crate) fn read_by(&self, sandbox: &SandboxId, client: &str, now_ms: u64) {
         let mut known = self.lock();
-        let reads = &mut known.entry(sandbox.clone()).or_default().last_reads;
+        let Some(reads) = known.get_mut(sandbox).map(|known| &mut known.last_reads) else { return };
         if reads.len() >= READERS_MAX && !reads.contains_key(client) {
             let oldest = reads.iter().min_by_key(|(_, at_ms)| **at_ms).map(|(client, _)| client.clone());
             oldest.and_then(|client| reads.remove(&client));
@@ -132,5 +182,70 @@ impl Knowledge {
     /// Nothing will be asked of it any more.
     pub(crate) fn forget(&self, sandbox: &SandboxId) {
         self.lock().remove(sandbox);
+        let mut over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
+        if over.len() >= OVER_MAX {
+            over.pop_front();
+        }
+        over.push_back(sandbox.clone());
+    }
+
+    /// How many are known.
+    pub(crate) fn len(&self) -> usize {
+        self.lock().len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use viv_core::lifecycle::{Actor, Moment, NewSandbox, Timings};
+    use viv_core::spec::{Policy, Project, SandboxSpec};
+
+    use super::*;
+
+    fn record() -> Sandbox {
+        let new = NewSandbox {
+            id: SandboxId::from_bytes([1; 16]),
+            project: Project::default(),
+            name: None,
+            spec: SandboxSpec::default(),
+            policy: Policy { persistent: false, lifetime_ms: 1_000, idle_ms: 1_000 },
+            labels: std::collections::BTreeMap::new(),
+            by: Actor::part("test"),
+        };
+        Sandbox::create(new, Moment { now_ms: 0, timings: &Timings::default() })
+    }
+
+    #[test]
+    fn t1_who_comes_late_with_an_older_record_changes_nothing() {
+        let knowledge = Knowledge::default();
+        let (older, newer) = (record(), Sandbox { version: 2, ..record() });
+        assert!(knowledge.attend(&newer) && knowledge.attend(&newer));
+        assert!(!knowledge.attend(&older), "the alarm of the newer one stands");
+        knowledge.forget(&newer.id);
+        assert!(!knowledge.attend(&older), "what is over does not begin anew");
+        let observed = Observed { state: "running".to_owned(), via: "record".to_owned(), at_ms: 1 };
+        knowledge.observed(&older.id, older.generation, observed);
+        knowledge.set_token(&older.id, FencingToken(1));
+        knowledge.read_by(&older.id, "reader", 1);
+        assert!(knowledge.active(&older.id, 1), "what is not known is written down");
+        assert_eq!(knowledge.len(), 0);
+    }
+
+    #[test]
+    fn t7_what_is_silent_is_asked_less_and_less() {
+        let (knowledge, record) = (Knowledge::default(), record());
+        knowledge.attend(&record);
+        let (mut now_ms, mut asked) = (0, Vec::new());
+        while now_ms < 3_600_000 {
+            if !knowledge.is_quiet(&record.id, now_ms) {
+                asked.push(now_ms);
+                knowledge.set_quiet(&record.id, true, now_ms);
+            }
+            now_ms += 1_000;
+        }
+        assert!(asked.len() < 16, "{asked:?}");
+        assert!(asked.windows(2).all(|two| two[1] - two[0] <= QUIET_MS.1), "and is never forgotten: {asked:?}");
+        knowledge.set_quiet(&record.id, false, now_ms);
+        assert!(!knowledge.is_quiet(&record.id, now_ms));
     }
 }

@@ -3,8 +3,11 @@
 use std::future::Future;
 use std::sync::Arc;
 
+use tokio::task::JoinSet;
 use viv_core::exec::{ExecState, OutputEvent};
-use viv_core::lifecycle::{Actor, Check, Event, Evidence, Finding, Outcome, PortCheck, Sandbox};
+use viv_core::lifecycle::{
+    Actor, Cause, Check, Desired, Event, Evidence, Finding, Outcome, Phase, PortCheck, Sandbox, Seen,
+};
 use viv_core::{ExecutionId, Generation, OperationId};
 use viv_provider::{InstanceRef, InstanceState, Mutation, ProviderError};
 
@@ -12,6 +15,9 @@ use crate::effect::{in_words, seen};
 use crate::engine::{Applied, Inner};
 use crate::error::EngineError;
 use crate::journal;
+
+/// Ports that are dialled at once: more than most have, and few enough for the agent.
+const PORTS_AT_ONCE: usize = 16;
 
 /// What the echo may say before it is wrong anyway.
 const ECHO_BYTES_MAX: usize = 256;
@@ -50,6 +56,14 @@ impl From<ProviderError> for Bad {
     }
 }
 
+/// Whether this is lost for not answering, wanted, and seen to live all the same.
+pub(crate) fn is_silent(record: &Sandbox, seen: &Seen) -> bool {
+    record.phase == Phase::Lost
+        && record.cause.cause == Cause::Unresponsive
+        && record.desired == Desired::Running
+        && *seen == Seen::Running
+}
+
 impl Inner {
     /// The probe that a verification waits for. `None` when the instance was seen to have ended, which was applied.
     pub(crate) async fn probe_in_verification(
@@ -79,8 +93,20 @@ impl Inner {
         let (what, observed) = seen(&observation);
         self.knowledge.observed(&record.id, generation, observed.clone());
         let Some(what) = what else { return Ok(false) };
+        if is_silent(record, &what) && !self.answers_again(record).await? {
+            return Ok(false);
+        }
         let event = Event::Seen { generation, seen: what, observed };
         Ok(matches!(self.apply(&record.id, &event).await?, Applied::Changed(_)))
+    }
+
+    /// Whether what is lost because it did not answer does so now. That it lives was never in doubt, so seeing it live is
+    /// no news: taken for some, it would be verified and lost again for ever, with a line in the journal each time (T7).
+    pub(crate) async fn answers_again(self: &Arc<Self>, record: &Sandbox) -> Result<bool, EngineError> {
+        let evidence = self.probe(record, record.generation).await?;
+        let answers = evidence.finding_with(&record.spec.ports) == Some(Finding::Ok);
+        self.knowledge.set_quiet(&record.id, !answers, self.clock.now_ms());
+        Ok(answers)
     }
 
     /// Its hard deadline has passed by our clock: what says its arbiter (T6)? Whether that changed the record.
@@ -109,25 +135,42 @@ impl Inner {
     }
 
     /// Probes everything at once, each with its own deadline, and remembers what was found.
-    pub(crate) async fn probe(&self, record: &Sandbox, generation: Generation) -> Result<Evidence, EngineError> {
+    pub(crate) async fn probe(
+        self: &Arc<Self>,
+        record: &Sandbox,
+        generation: Generation,
+    ) -> Result<Evidence, EngineError> {
         let instance = InstanceRef { sandbox: record.id.clone(), generation };
         let token = self.token(&record.id).await?;
-        let ports = async {
-            let mut ports = Vec::with_capacity(record.spec.ports.len());
-            for &port in &record.spec.ports {
-                let dialled = async { Ok(self.provider.dial(&instance, port).await.map(drop)?) };
-                ports.push(PortCheck { port, check: self.check(dialled).await });
-            }
-            ports
-        };
         let (exec, filesystem, ports) = tokio::join!(
             self.check(self.probe_exec(&instance, token)),
             self.check(self.probe_filesystem(&instance, &record.spec.workdir)),
-            ports,
+            self.probe_ports(&instance, &record.spec.ports),
         );
         let evidence = Evidence { exec: Some(exec), filesystem: Some(filesystem), ports };
         self.knowledge.probed(&record.id, generation, evidence.clone());
         Ok(evidence)
+    }
+
+    /// Dials all ports, some at a time: one that does not answer holds up no other. In the order of the spec.
+    async fn probe_ports(self: &Arc<Self>, instance: &InstanceRef, ports: &[u16]) -> Vec<PortCheck> {
+        let mut found = Vec::with_capacity(ports.len());
+        for some in ports.chunks(PORTS_AT_ONCE) {
+            let mut dialled = JoinSet::new();
+            for &port in some {
+                let (inner, instance) = (self.clone(), instance.clone());
+                dialled.spawn(async move {
+                    let dial = async { Ok(inner.provider.dial(&instance, port).await.map(drop)?) };
+                    PortCheck { port, check: inner.check(dial).await }
+                });
+            }
+            // A panic of one is a mistake of ours, and says nothing about its port.
+            while let Some(done) = dialled.join_next().await {
+                found.extend(done.ok());
+            }
+        }
+        found.sort_by_key(|check: &PortCheck| ports.iter().position(|port| *port == check.port));
+        found
     }
 
     async fn check(&self, probe: impl Future<Output = Result<(), Bad>>) -> Check {

@@ -69,6 +69,8 @@ pub struct Stats {
     pub watched: usize,
     /// Alarms that are set.
     pub alarms: usize,
+    /// Sandboxes of which something is kept in memory.
+    pub known: usize,
 }
 
 impl Inner {
@@ -168,6 +170,7 @@ impl Engine {
             drivers: inner.drivers.len(),
             watched: inner.watches.len(),
             alarms: inner.timer.len(),
+            known: inner.knowledge.len(),
         })
     }
 }

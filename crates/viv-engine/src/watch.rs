@@ -13,7 +13,8 @@ use crate::engine::Inner;
 use crate::error::EngineError;
 use crate::gate::Gate;
 
-/// How long to wait before asking again who did not answer; it doubles up to the second one.
+/// How long to wait before asking again who did not answer; it doubles up to the second one, and begins anew after a
+/// wait that lasted longer than that.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
 
 /// All waits.
@@ -67,12 +68,16 @@ impl Inner {
 async fn wait(inner: Arc<Inner>, instance: InstanceRef) {
     let mut pause = PAUSE.0;
     let seen = loop {
+        let asked_at = tokio::time::Instant::now();
         match inner.provider.wait_end(&instance).await {
             Ok(ended) => break Seen::Ended(ended.cause),
             Err(ProviderError::Absent | ProviderError::StaleGeneration { .. }) => break Seen::Absent,
             // Nothing is known, and nothing is concluded (T7).
             Err(error) => {
                 tracing::debug!(component = "watch", %instance, %error, "asks again");
+                if asked_at.elapsed() > PAUSE.1 {
+                    pause = PAUSE.0;
+                }
                 inner.pause(pause).await;
                 pause = (pause * 2).min(PAUSE.1);
             }

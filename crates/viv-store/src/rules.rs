@@ -10,7 +10,7 @@ use crate::error::StoreError;
 use crate::record::{Quota, Sums, Weights};
 
 /// What is left of a sandbox that is over, in the end (J9): a record without what nobody asks about any more: id, name, cause and times stay, and what a late caller is
-/// compared with (version, generation, token).
+/// compared with (version, generation).
 pub(crate) fn shrunk(sandbox: &Sandbox) -> Sandbox {
     Sandbox {
         spec: SandboxSpec::default(),

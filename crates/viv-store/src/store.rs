@@ -39,7 +39,8 @@ pub trait Store: Send + Sync {
     /// Writes a record with its journal lines, by compare-and-set on its version, all or nothing.
     /// `Conflict` when the stored version is not one less. Checked in this order: `Superseded`, `Repeated`
     /// (idempotency key used before, whatever the body), `Conflict`, `NameTaken` (names of records that are neither
-    /// deleted nor stopped, per project), `Quota`. Answers where the journal stands then.
+    /// deleted nor stopped, per project), `Quota`. What is over gives its leases back in the same transaction. Answers
+    /// where the journal stands then.
     async fn commit(&self, epoch: Epoch, change: Change) -> Result<Cursor>;
 
     /// Writes lines that are about no change of a record.
@@ -95,6 +96,10 @@ pub trait Store: Send + Sync {
 
     /// Gives a lease back; one that somebody else has meanwhile is left alone.
     async fn release(&self, epoch: Epoch, sandbox: &SandboxId, kind: LeaseKind, token: FencingToken) -> Result<()>;
+
+    /// Makes all tokens that are given from now on greater than this one, which a provider has seen: an owner whose
+    /// records are from a backup gave it, and it is not known here any more.
+    async fn raise_token(&self, epoch: Epoch, seen: FencingToken) -> Result<()>;
 
     /// The leases on a sandbox that were taken under the current epoch, expired ones too.
     async fn leases(&self, sandbox: &SandboxId) -> Result<Vec<Lease>>;

@@ -46,7 +46,7 @@ pub use phase::{FreezeStep, HibernateStep, MakeStep, Phase, PhaseName, VerifySte
 pub use status::{EVIDENCE_MS_MAX, Status, status};
 pub use step::{Accepted, Denial, Happened, Ignored, Stepped, step};
 
-use crate::id::{FencingToken, Generation, OperationId, SandboxId, SnapshotId};
+use crate::id::{Generation, OperationId, SandboxId, SnapshotId};
 use crate::spec::{Name, Policy, Project, SandboxSpec};
 
 /// What is wanted.
@@ -136,8 +136,6 @@ pub struct Sandbox {
     pub generation: Generation,
     /// How many operations were named so far; ids are made of it.
     pub operations: u64,
-    /// Under which it was created. Effects are performed under the token of its lease, which the store has (L15).
-    pub token: FencingToken,
     /// Who waits for it to run.
     pub entry: Option<Entry>,
     /// Whether a user stopped it, so that only an explicit entry runs it again (L9).
@@ -235,7 +233,7 @@ impl Default for Timings {
 
 impl Sandbox {
     /// A sandbox that was just asked for: its first instance is outstanding.
-    pub fn create(new: NewSandbox, token: FencingToken, at: Moment<'_>) -> Self {
+    pub fn create(new: NewSandbox, at: Moment<'_>) -> Self {
         let NewSandbox { id, project, name, spec, policy, labels, by } = new;
         let entry = Entry { kind: EntryKind::Create, by: by.clone(), at_ms: at.now_ms };
         let mut sandbox = Self {
@@ -252,7 +250,6 @@ impl Sandbox {
             cause: Caused { cause: Cause::Requested, by, at_ms: at.now_ms, message: None },
             generation: Generation::FIRST,
             operations: 0,
-            token,
             entry: Some(entry),
             held: false,
             held_by: None,

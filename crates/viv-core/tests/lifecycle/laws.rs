@@ -75,8 +75,8 @@ fn record(before: &Sandbox, accepted: &Accepted, now_ms: u64) {
     assert_eq!(next.version, before.version + 1);
     assert_eq!(next.policy, before.policy);
     assert_eq!(
-        (&next.id, &next.project, &next.name, &next.spec, &next.labels, next.created_at_ms, next.token),
-        (&before.id, &before.project, &before.name, &before.spec, &before.labels, before.created_at_ms, before.token)
+        (&next.id, &next.project, &next.name, &next.spec, &next.labels, next.created_at_ms),
+        (&before.id, &before.project, &before.name, &before.spec, &before.labels, before.created_at_ms)
     );
     let (from, to) = (before.phase.name(), next.phase.name());
     if from == to {

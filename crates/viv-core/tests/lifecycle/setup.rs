@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
+use viv_core::SandboxId;
 use viv_core::lifecycle::{
     Actor, Check, EntryKind, Event, Evidence, Finding, Moment, NewSandbox, Observed, Outcome, PortCheck, Sandbox, Seen,
     Stepped, Timings, outstanding, step,
 };
 use viv_core::spec::{Policy, Project, SandboxSpec};
-use viv_core::{FencingToken, SandboxId};
 
 /// A time like any other, far from either end.
 pub(crate) const NOW_MS: u64 = 1_000_000_000_000;
@@ -31,7 +31,7 @@ pub(crate) fn created(persistent: bool) -> Sandbox {
         by: user(),
     };
     let timings = Timings::default();
-    Sandbox::create(new, FencingToken(1), Moment { now_ms: NOW_MS, timings: &timings })
+    Sandbox::create(new, Moment { now_ms: NOW_MS, timings: &timings })
 }
 
 pub(crate) fn check(finding: Finding, at_ms: u64) -> Check {

@@ -72,7 +72,7 @@ impl Engine {
         let named = name.clone();
         let new = NewSandbox { id, project: project.clone(), name, spec, policy, labels, by };
         // The lease comes with the first effect; its token is not part of the intent.
-        let sandbox = Sandbox::create(new, viv_core::FencingToken(0), at);
+        let sandbox = Sandbox::create(new, at);
         let quota = inner.quota(&sandbox);
         let lines = vec![journal::created(&sandbox, at.now_ms)];
         let change = Change { sandbox: sandbox.clone(), lines, idempotency: idempotency.clone(), quota };

@@ -27,6 +27,20 @@ impl Default for Health {
     }
 }
 
+/// A check that is under way until this is dropped, also by a panic: the next one begins anew.
+struct UnderWay {
+    inner: Arc<Inner>,
+    sandbox: SandboxId,
+    finish: watch::Sender<bool>,
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.inner.health.under_way.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.sandbox);
+        self.finish.send_replace(true);
+    }
+}
+
 /// Whether a check began for who asks, or for somebody before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Begun {
@@ -66,13 +80,13 @@ impl Inner {
         let (finish, done) = watch::channel(false);
         under_way.insert(sandbox.clone(), done.clone());
         let (inner, sandbox) = (self.clone(), sandbox.clone());
+        let check = UnderWay { inner, sandbox, finish };
         tokio::spawn(async move {
+            let UnderWay { inner, sandbox, .. } = &check;
             let began_ms = inner.clock.now_ms();
-            let report = inner.check_once(&sandbox).await;
+            let report = inner.check_once(sandbox).await;
             let times = (began_ms, inner.clock.now_ms());
             inner.reconcilers.record(ReconcilerName::Health, &report, times, None);
-            inner.health.under_way.lock().unwrap_or_else(PoisonError::into_inner).remove(&sandbox);
-            finish.send_replace(true);
         });
         (done, Begun::Now)
     }

@@ -155,7 +155,20 @@ pub(crate) fn spawn(inner: &Arc<Inner>) {
         (ReconcilerName::Retention, periods.retention),
     ];
     for (at, (name, period)) in periodic.into_iter().enumerate() {
-        tokio::spawn(run(inner.clone(), name, period, at));
+        let inner = inner.clone();
+        // A run that panics is a mistake of ours, and no reason not to run again (J3).
+        tokio::spawn(async move {
+            while let Err(error) = tokio::spawn(run(inner.clone(), name, period, at)).await {
+                if inner.is_ending() || error.is_cancelled() {
+                    return;
+                }
+                tracing::error!(component = "reconcile", reconciler = name.as_str(), "panicked, and runs again");
+                let failed = Err(EngineError::Invalid { what: "it panicked".to_owned(), hint: String::new() });
+                let now_ms = inner.clock.now_ms();
+                let next_ms = now_ms.saturating_add(u64::try_from(period.as_millis()).unwrap_or(u64::MAX));
+                inner.reconcilers.record(name, &failed, (now_ms, now_ms), Some(next_ms));
+            }
+        });
     }
 }
 

@@ -1,7 +1,8 @@
 //! Both ways: records without an instance become lost, instances without a record are collected (J1).
 //!
 //! Only a complete listing says what is not there, and even then each absence is looked at by itself (T7). An instance
-//! that carries our mark and has no record is left alone until two listings agree and a grace period has passed.
+//! that carries our mark and has no record, or is of an older generation, is left alone until two listings agree and a
+//! grace period has passed.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,17 +10,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use viv_core::lifecycle::{Actor, Event, Observed, Phase, PhaseName, Sandbox, Seen};
 use viv_core::{OperationId, SandboxId};
 use viv_provider::{InstanceRef, InstanceState, Listed, Mutation, PageRequest};
-use viv_store::{ListQuery, NewLine};
+use viv_store::{LeaseKind, ListQuery, NewLine};
 
 use super::Report;
 use crate::engine::{Applied, Inner};
 use crate::error::EngineError;
 use crate::gate::Gate;
+use crate::probe::is_silent;
 
 /// How many records are read at a time.
 const PAGE: usize = 500;
 
-/// Instances without a record, and when they were first seen so.
+/// Instances without a record, or of an older generation than it, and when they were first seen so.
 #[derive(Debug, Default)]
 pub(crate) struct Suspects(Mutex<BTreeMap<InstanceRef, (u64, u32)>>);
 
@@ -30,10 +32,11 @@ pub(super) async fn run(inner: &Arc<Inner>) -> Result<Report, EngineError> {
     let mut unknown = BTreeSet::new();
     for item in &listed.items {
         match inner.store.get(&item.instance.sandbox).await? {
-            Some(record) => known(inner, &record, item, &mut report).await?,
-            None => {
+            record if is_left_over(record.as_ref(), &item.instance) => {
                 unknown.insert(item.instance.clone());
             }
+            Some(record) => known(inner, &record, item, &mut report).await?,
+            None => {}
         }
     }
     collect(inner, &unknown, &mut report).await?;
@@ -65,6 +68,12 @@ async fn list(inner: &Arc<Inner>) -> Result<Everything, EngineError> {
         let Some(next) = listed.next else { return Ok(everything) };
         page = PageRequest { cursor: Some(next), limit: None };
     }
+}
+
+/// Whether nobody wants this instance: its sandbox has no record, or has gone on to another one. The step that does so
+/// clears the last one first, so what is older is there because somebody was away, or the records are from a backup.
+fn is_left_over(record: Option<&Sandbox>, instance: &InstanceRef) -> bool {
+    record.is_none_or(|record| instance.generation < record.generation)
 }
 
 /// An instance whose sandbox is recorded.
@@ -101,6 +110,12 @@ async fn known(inner: &Arc<Inner>, record: &Sandbox, item: &Listed, report: &mut
     };
     let observed = Observed { state: item.state.to_string(), via: "listing".to_owned(), at_ms: inner.clock.now_ms() };
     inner.knowledge.observed(&record.id, record.generation, observed.clone());
+    if is_silent(record, &seen) {
+        let left_alone = inner.knowledge.is_quiet(&record.id, inner.clock.now_ms());
+        if left_alone || !inner.answers_again(record).await? {
+            return Ok(());
+        }
+    }
     let event = Event::Seen { generation: record.generation, seen, observed };
     if let Applied::Changed(_) = inner.apply(&record.id, &event).await? {
         report.found += 1;
@@ -109,7 +124,7 @@ async fn known(inner: &Arc<Inner>, record: &Sandbox, item: &Listed, report: &mut
     Ok(())
 }
 
-/// Instances that carry our mark and that no record knows.
+/// Instances that carry our mark and that nobody wants.
 async fn collect(inner: &Arc<Inner>, unknown: &BTreeSet<InstanceRef>, report: &mut Report) -> Result<(), EngineError> {
     let now_ms = inner.clock.now_ms();
     let gates = &inner.config.gates;
@@ -131,7 +146,8 @@ async fn collect(inner: &Arc<Inner>, unknown: &BTreeSet<InstanceRef>, report: &m
     report.found += unknown.len() as u64;
     for instance in due {
         // Looked at once more: intent comes before reality, so a create in flight has its record by now (L1).
-        if inner.store.get(&instance.sandbox).await?.is_some() {
+        let record = inner.store.get(&instance.sandbox).await?;
+        if !is_left_over(record.as_ref(), &instance) {
             continue;
         }
         match destroy(inner, &instance).await {
@@ -139,7 +155,7 @@ async fn collect(inner: &Arc<Inner>, unknown: &BTreeSet<InstanceRef>, report: &m
                 report.did += 1;
                 let line = NewLine {
                     at_ms: inner.clock.now_ms(),
-                    project: None,
+                    project: record.map(|record| record.project),
                     sandbox: Some(instance.sandbox.clone()),
                     generation: Some(instance.generation),
                     kind: "orphan.collected".to_owned(),
@@ -169,6 +185,10 @@ async fn destroy(inner: &Arc<Inner>, instance: &InstanceRef) -> Result<(), Engin
         budget_ms: budget.as_millis() as u64,
     };
     let destroyed = inner.call(&instance.sandbox, budget, inner.provider.destroy(&mutation, &instance.sandbox)).await;
+    // What nobody records, or is over, is held only while it is collected.
+    if inner.store.get(&instance.sandbox).await?.is_none_or(|record| record.is_over()) {
+        inner.store.release(inner.epoch, &instance.sandbox, LeaseKind::Lifecycle, mutation.token).await?;
+    }
     destroyed.map_err(EngineError::Provider)
 }
 

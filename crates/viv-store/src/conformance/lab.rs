@@ -5,9 +5,9 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use viv_core::SandboxId;
 use viv_core::lifecycle::{Actor, MakeStep, Moment, NewSandbox, Phase, PhaseName, Sandbox, Timings, VerifyStep, Work};
 use viv_core::spec::{Policy, Project, SandboxSpec};
-use viv_core::{FencingToken, SandboxId};
 
 use super::World;
 use crate::error::StoreError;
@@ -54,7 +54,7 @@ impl Lab {
             by: Actor::part("suite"),
         };
         let at = Moment { now_ms: created_at_ms, timings: &Timings::default() };
-        Sandbox::create(new, FencingToken(1), at)
+        Sandbox::create(new, at)
     }
 
     /// One that has a name.

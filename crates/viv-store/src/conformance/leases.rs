@@ -1,7 +1,9 @@
 use std::sync::Arc;
 
+use viv_core::lifecycle::{PhaseName, Sandbox};
+
 use super::Lab;
-use super::lab::{at_once, owner};
+use super::lab::{at_once, change, owner, phase};
 use crate::error::StoreError;
 use crate::record::{Lease, LeaseKind};
 
@@ -106,4 +108,40 @@ pub(super) async fn l15_a_new_owner_takes_them_anew(lab: &Lab) {
     let second = lab.store.lease(epoch, &on, KIND, "a", 1_001, 100).await.unwrap();
     assert!(second.token > first.token);
     assert_eq!(second.since_ms, 1_001);
+}
+
+pub(super) async fn incident_35_go_in_the_transaction_that_ends_their_sandbox(lab: &Lab) {
+    let (mut sandbox, other) = (lab.new_sandbox(1), lab.new_sandbox(2));
+    lab.put(&sandbox).await;
+    lab.put(&other).await;
+    for on in [&sandbox.id, &other.id] {
+        take(lab, on, "a", 1_000).await.unwrap();
+        lab.store.lease(lab.epoch, on, LeaseKind::Start, "a", 1_000, 100).await.unwrap();
+    }
+    lab.put_next(&mut sandbox, |sandbox| sandbox.phase = phase(PhaseName::Stopping)).await;
+    assert_eq!(lab.store.leases(&sandbox.id).await.unwrap().len(), 2, "it is not over yet");
+    // Refused: neither is it over, nor are they given back.
+    let stale = Sandbox { phase: phase(PhaseName::Stopped), ..sandbox.clone() };
+    lab.store.commit(lab.epoch, change(&stale)).await.unwrap_err();
+    assert_eq!(lab.store.leases(&sandbox.id).await.unwrap().len(), 2);
+    lab.put_next(&mut sandbox, |sandbox| sandbox.phase = phase(PhaseName::Stopped)).await;
+    assert_eq!(lab.store.leases(&sandbox.id).await.unwrap(), []);
+    assert_eq!(lab.store.leases(&other.id).await.unwrap().len(), 2, "those of others stay");
+}
+
+pub(super) async fn l15_tokens_are_raised_above_what_was_seen(lab: &Lab) {
+    let on = lab.id();
+    let first = take(lab, &on, "a", 1_000).await.unwrap();
+    let seen = viv_core::FencingToken(first.token.0 + 1_000);
+    lab.store.raise_token(lab.epoch, seen).await.unwrap();
+    assert_eq!(take(lab, &on, "a", 1_001).await.unwrap().token, first.token, "what is held is renewed as it is");
+    lab.store.release(lab.epoch, &on, KIND, first.token).await.unwrap();
+    let above = take(lab, &on, "a", 1_002).await.unwrap().token;
+    assert!(above > seen, "{above:?}");
+    // What is behind already changes nothing.
+    lab.store.raise_token(lab.epoch, first.token).await.unwrap();
+    assert!(take(lab, &lab.id(), "a", 1_003).await.unwrap().token > above);
+    lab.store.own(owner("next")).await.unwrap();
+    let late = lab.store.raise_token(lab.epoch, viv_core::FencingToken(u64::from(u32::MAX))).await;
+    assert!(matches!(late, Err(StoreError::Superseded)), "{late:?}");
 }

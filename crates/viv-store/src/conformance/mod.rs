@@ -125,6 +125,8 @@ macro_rules! __store_cases {
                 l15_of_many_at_once_one_wins,
                 l15_a_late_release_changes_nothing,
                 l15_a_new_owner_takes_them_anew,
+                incident_35_go_in_the_transaction_that_ends_their_sandbox,
+                l15_tokens_are_raised_above_what_was_seen,
             }
             ownership {
                 j8_the_owner_is_told,

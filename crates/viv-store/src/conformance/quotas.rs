@@ -110,7 +110,10 @@ pub(super) async fn l18_add_up_limits(lab: &Lab) {
     );
     let refused = try_one(&new, bytes(500), bytes(399)).await;
     let limit = "memory_bytes_per_project";
-    assert!(matches!(refused, Err(StoreError::Quota { limit: told, used: 300, max: 399 }) if told == limit), "{refused:?}");
+    assert!(
+        matches!(refused, Err(StoreError::Quota { limit: told, used: 300, max: 399 }) if told == limit),
+        "{refused:?}"
+    );
     let all = with(lab.new_sandbox(5), memory(UNLIMITED));
     let refused = try_one(&all, bytes(1_299), SumsMax::default()).await;
     assert!(matches!(refused, Err(StoreError::Quota { used: 400, max: 1_299, .. })), "{refused:?}");

@@ -236,6 +236,13 @@ impl Store for MemoryStore {
         })
     }
 
+    async fn raise_token(&self, epoch: Epoch, seen: FencingToken) -> Result<()> {
+        self.write("raise_token", epoch, |state| {
+            state.token = state.token.max(seen.0);
+            Ok(())
+        })
+    }
+
     async fn leases(&self, sandbox: &SandboxId) -> Result<Vec<Lease>> {
         self.call("leases", |state| Ok(state.leases_on(sandbox)))
     }

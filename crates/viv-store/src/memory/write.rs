@@ -41,6 +41,9 @@ impl State {
             let known = Remembered { body_hash, sandbox: sandbox.id.clone(), at_ms };
             self.idempotency.insert((project, route, key), known);
         }
+        if sandbox.is_over() {
+            self.leases.retain(|(of, _), _| *of != sandbox.id);
+        }
         self.sandboxes.insert(sandbox.id.clone(), sandbox);
         Ok(self.append(lines))
     }

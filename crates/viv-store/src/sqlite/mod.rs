@@ -260,6 +260,10 @@ impl Store for SqliteStore {
         self.write(epoch, move |db| write::release(db, &sandbox, kind, token)).await
     }
 
+    async fn raise_token(&self, epoch: Epoch, seen: FencingToken) -> Result<()> {
+        self.write(epoch, move |db| write::raise_token(db, seen)).await
+    }
+
     async fn leases(&self, sandbox: &SandboxId) -> Result<Vec<Lease>> {
         let sandbox = sandbox.clone();
         self.readers.call(move |db| read::leases(db, &sandbox)).await

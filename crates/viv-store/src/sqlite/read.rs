@@ -85,7 +85,8 @@ pub(super) fn claims(db: &Connection, but: &SandboxId) -> Result<Vec<(String, Re
     let mut statement = db.prepare_cached(claims)?;
     let rows = statement.query_map([but.as_str()], |row| Ok((row.get(0)?, row.get(1)?)))?;
     let rows: Vec<(String, Option<String>)> = rows.collect::<rusqlite::Result<_>>()?;
-    let limits = |text: Option<String>| text.map_or_else(|| Ok(ResourceLimits::default()), |text| parse("limits", &text));
+    let limits =
+        |text: Option<String>| text.map_or_else(|| Ok(ResourceLimits::default()), |text| parse("limits", &text));
     rows.into_iter().map(|(project, text)| Ok((project, limits(text)?))).collect()
 }
 

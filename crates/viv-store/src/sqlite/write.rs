@@ -54,6 +54,9 @@ pub(super) fn commit(db: &Connection, change: &Change) -> Result<Cursor> {
         check_quota(db, sandbox, *quota)?;
     }
     put(db, sandbox, found.as_ref())?;
+    if sandbox.is_over() {
+        db.prepare_cached("DELETE FROM leases WHERE sandbox = ?1")?.execute([sandbox.id.as_str()])?;
+    }
     if let Some(key) = idempotency {
         remember(db, key, sandbox)?;
     }
@@ -217,6 +220,11 @@ pub(super) fn lease(db: &Connection, epoch: Epoch, wanted: &Lease) -> Result<Lea
         json(&lease)?,
     ])?;
     Ok(lease)
+}
+
+pub(super) fn raise_token(db: &Connection, seen: FencingToken) -> Result<()> {
+    db.prepare_cached("UPDATE ownership SET token = max(token, ?1)")?.execute([int(seen.0)])?;
+    Ok(())
 }
 
 pub(super) fn release(db: &Connection, sandbox: &SandboxId, kind: LeaseKind, token: FencingToken) -> Result<()> {

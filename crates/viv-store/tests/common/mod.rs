@@ -3,9 +3,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use viv_core::SandboxId;
 use viv_core::lifecycle::{Actor, Moment, NewSandbox, Sandbox, Timings};
 use viv_core::spec::{Policy, Project, SandboxSpec};
-use viv_core::{FencingToken, SandboxId};
 use viv_store::{Change, NewLine, Owner};
 
 /// A new record with an id that no other call in any process gave.
@@ -23,7 +23,7 @@ pub(crate) fn sandbox(now_ms: u64) -> Sandbox {
         labels: [("suite".to_owned(), "store".to_owned())].into(),
         by: Actor::part("test"),
     };
-    Sandbox::create(new, FencingToken(1), Moment { now_ms, timings: &Timings::default() })
+    Sandbox::create(new, Moment { now_ms, timings: &Timings::default() })
 }
 
 /// Its change, with a line that tells the version.
