@@ -8,14 +8,13 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::Signal;
 use support::daemon::{Daemon, PATIENCE};
+use support::held::{Held, unmount_root};
 use support::{eventually_within, is_alive};
 use viv_api::ErrorCode;
 use viv_api::bound::{IdempotencyKey, Labels, LifetimeMs, Path, WaitMs};
@@ -36,41 +35,6 @@ const OTHER: Duration = Duration::from_secs(33);
 
 /// How often a status is read: readers must not be what keeps a machine busy.
 const PAUSE: Duration = Duration::from_millis(50);
-
-/// A process that is signalled as itself: its number may be another's by then (J6).
-struct Held {
-    pid: u32,
-    file: OwnedFd,
-}
-
-impl Held {
-    fn of(pid: Option<u32>) -> Self {
-        let pid = pid.expect("the diagnosis names it");
-        let file = pidfd_open(Pid::from_raw(pid as i32).unwrap(), PidfdFlags::empty()).unwrap();
-        Self { pid, file }
-    }
-
-    /// Gone before we came is as good.
-    fn signal(&self, signal: Signal) {
-        let _ = pidfd_send_signal(&self.file, signal);
-    }
-
-    fn kill(&self) {
-        self.signal(Signal::KILL);
-        self.wait_gone();
-    }
-
-    /// Waits until it has stopped: the signal alone does not say so.
-    fn stop(&self) {
-        self.signal(Signal::STOP);
-        let stopped = || fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap().contains(") T ");
-        eventually_within(PATIENCE, "it stops", stopped);
-    }
-
-    fn wait_gone(&self) {
-        eventually_within(PATIENCE, "it is gone", || !is_alive(self.pid));
-    }
-}
 
 fn status(daemon: &Daemon, id: &SandboxId) -> Status {
     daemon.sandbox(id).get().unwrap().status
@@ -176,13 +140,7 @@ fn t3_incident_5_a_stopped_agent_is_not_ready() {
 
 #[test]
 fn t3_incident_21_an_unmounted_root_is_not_ready() {
-    damage(|host| {
-        let (shim, root) = (host.shim_pid.unwrap().to_string(), host.root_mount.clone().unwrap());
-        // The machine's own root is no sandbox's.
-        assert!(PathBuf::from(&root).parent().is_some() && !root.starts_with("/proc"), "{root}");
-        let done = Command::new("nsenter").args(["-t", &shim, "-m", "umount", "-l", &root]).output().unwrap();
-        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    });
+    damage(unmount_root);
 }
 
 fn freeze(host: &HostView, file: &str, word: &str) {

@@ -75,14 +75,16 @@ impl ClientError {
         }
     }
 
-    /// Whether asking again for a stream may help: the server is away, or says that it will be back.
-    pub(super) fn passes(&self) -> bool {
+    /// Whether asking again may help: the server is away, or says that it will be back. Whether it is safe depends on
+    /// what was asked.
+    pub fn passes(&self) -> bool {
         match self {
             Self::Transport { .. } => true,
             Self::Api { status, .. } => matches!(status, 429 | 503),
             // What stands in between says so while the server is away.
             Self::Unexpected { status, .. } => matches!(status, 502..=504),
-            Self::Address { .. } | Self::Interrupted { .. } => false,
+            Self::Interrupted { last, .. } => last.passes(),
+            Self::Address { .. } => false,
         }
     }
 }

@@ -167,6 +167,7 @@ impl LocalProvider {
                 let held = held.ok_or_else(|| ProviderError::NotFound { what: id.to_string() })?;
                 let mut of = held.record.of.clone();
                 // Also the one that will be cloned, and so is not below any more.
+                store.check_saved(&of).map_err(store_failed)?;
                 store.need_layers(&of).map_err(store_failed)?;
                 if store.clones_on_restore(&of).map_err(store_failed)? {
                     start_with = Some(of.saved.remove(0));

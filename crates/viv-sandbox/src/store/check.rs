@@ -61,6 +61,19 @@ impl Store {
         Ok(checked)
     }
 
+    /// Looks whether what was saved is as it was sealed, before anything is made of it: names, sizes, modes, owners and
+    /// times, in proportion to the number of files. A root that lacks files would pass every probe (T2). What was found
+    /// damaged before is looked at closely, so that what somebody put right can be used again.
+    pub(crate) fn check_saved(&self, of: &MadeOf) -> io::Result<()> {
+        for layer in &of.saved {
+            if let Some(wrong) = self.check_layer(&self.need_layer(layer)?, false)? {
+                let what = format!("the layer {layer} is damaged: {wrong}");
+                return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+            }
+        }
+        Ok(())
+    }
+
     /// What is wrong with a layer, if anything is. Not being able to look is not damage.
     fn check_layer(&self, meta: &LayerMeta, deep: bool) -> io::Result<Option<String>> {
         // What only a close look has found is not put right by a quick one.

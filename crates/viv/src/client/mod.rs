@@ -25,6 +25,7 @@ mod progress;
 mod ps;
 mod rm;
 mod run;
+mod selftest;
 mod session;
 mod show;
 mod stats;
@@ -95,6 +96,7 @@ pub(crate) enum Verb {
     Limits(limits::Args),
     /// Make, list and revoke keys
     Key(key::Args),
+    Selftest(selftest::Args),
     /// Show the version of this program, and of the daemon if it runs
     Version,
 }
@@ -112,6 +114,9 @@ pub(crate) fn run(verb: Verb, global: &Global) -> ExitCode {
 fn dispatch(verb: Verb, global: &Global) -> anyhow::Result<ExitCode> {
     if let Verb::Version = verb {
         return version::run(global);
+    }
+    if let Verb::Selftest(args) = &verb {
+        return selftest::run(args, global);
     }
     let daemon = Daemon::connect(global)?;
     match verb {
@@ -137,7 +142,7 @@ fn dispatch(verb: Verb, global: &Global) -> anyhow::Result<ExitCode> {
         Verb::KeepAwake(args) => activity::keep_awake(args, &daemon),
         Verb::Limits(args) => limits::run(args, &daemon),
         Verb::Key(args) => key::run(args, &daemon),
-        Verb::Version => unreachable!("needs no daemon, and was done before"),
+        Verb::Version | Verb::Selftest(_) => unreachable!("finds its daemon itself, and was done before"),
     }
 }
 

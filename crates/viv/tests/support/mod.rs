@@ -3,6 +3,7 @@
 
 pub mod daemon;
 pub mod disk;
+pub mod held;
 pub mod restart;
 pub mod user;
 

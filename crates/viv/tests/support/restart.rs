@@ -1,12 +1,12 @@
 //! A data folder on which real daemons come, are killed, and come again.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 use rustix::process::Signal;
 use viv_api::client::{Client, Location};
@@ -18,12 +18,16 @@ use viv_sandbox::cgroup::Layout;
 use viv_sandbox::{LocalConfig, LocalProvider};
 use viv_store::{SqliteStore, Store};
 
-use super::{VIV, eventually, eventually_quietly, fresh_bytes, hex, is_alive, kill, pass_over_unless_root, pids};
+use super::daemon::PATIENCE;
+use super::disk::Disk;
+use super::{VIV, eventually, eventually_quietly, eventually_within, fresh_bytes, hex, is_alive, kill};
+use super::{pass_over_unless_root, pids, viv_binary};
 
 /// A data folder, with a cgroup of its own.
 pub struct House {
     pub data: PathBuf,
     pub cgroup_prefix: String,
+    arguments: Vec<String>,
     config: PathBuf,
     count: AtomicU32,
     folder: tempfile::TempDir,
@@ -36,14 +40,35 @@ impl House {
 
     /// Its daemons read this configuration.
     pub fn with_config(text: &str) -> Self {
+        let house = Self::with_arguments(&["--layers", "plain"]);
+        house.configure(text);
+        house
+    }
+
+    /// Its daemons are started with more arguments of `viv serve`.
+    pub fn with_arguments(arguments: &[&str]) -> Self {
         pass_over_unless_root();
         let folder = tempfile::Builder::new().prefix("viv-test-").tempdir().unwrap();
-        let config = folder.path().join("config.toml");
-        fs::write(&config, text).unwrap();
-        let data = folder.path().join("data");
+        let data = folder.path().canonicalize().unwrap().join("data");
+        Self::made(folder, data, arguments)
+    }
+
+    /// Its data folder is on this disk, its records are not: what is full then is what sandboxes are made of.
+    pub fn on_disk(disk: &Disk) -> Self {
+        let folder = tempfile::Builder::new().prefix("viv-test-").tempdir().unwrap();
+        let data = disk.path().canonicalize().unwrap().join("data");
+        let house = Self::made(folder, data, &["--layers", "plain"]);
+        house.keep_records_in(house.folder.path());
+        house
+    }
+
+    fn made(folder: tempfile::TempDir, data: PathBuf, arguments: &[&str]) -> Self {
         fs::create_dir(&data).unwrap();
+        let config = folder.path().join("config.toml");
+        fs::write(&config, "").unwrap();
         let cgroup_prefix = format!("viv-test-{}", hex(&fresh_bytes()[8..]));
-        Self { data, cgroup_prefix, config, count: AtomicU32::new(0), folder }
+        let arguments = arguments.iter().map(|&word| word.to_owned()).collect();
+        Self { data, cgroup_prefix, arguments, config, count: AtomicU32::new(0), folder }
     }
 
     /// A daemon that serves.
@@ -71,12 +96,11 @@ impl House {
 
     pub fn spawn(&self, args: &[&str], env: &[(&str, &str)]) -> Daemon {
         let log = self.folder.path().join(format!("daemon-{}.log", self.count.fetch_add(1, Ordering::Relaxed)));
-        let child = Command::new(VIV)
-            .args(["serve", "--listen", "127.0.0.1:0", "--layers", "plain"])
+        let child = self
+            .viv()
+            .args(["serve", "--listen", "127.0.0.1:0", "--cgroup-prefix", &self.cgroup_prefix])
+            .args(&self.arguments)
             .args(args)
-            .env("VIV_DATA", &self.data)
-            .env("VIV_CONFIG", &self.config)
-            .env("VIV_CGROUP_PREFIX", &self.cgroup_prefix)
             .envs(env.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -86,13 +110,37 @@ impl House {
         Daemon { child, log, data: self.data.clone() }
     }
 
-    fn sandboxes(&self) -> PathBuf {
+    /// The binary as a user of its daemons calls it.
+    pub fn viv(&self) -> Command {
+        let mut command = Command::new(viv_binary());
+        // Whoever runs the tests may have settings of her own.
+        let ours = |name: &OsString| name.to_string_lossy().starts_with("VIV_");
+        for name in std::env::vars_os().map(|(name, _)| name).filter(ours) {
+            command.env_remove(name);
+        }
+        command.env("VIV_DATA", &self.data).env("VIV_CONFIG", &self.config).env("XDG_CONFIG_HOME", &self.data);
+        command
+    }
+
+    /// What its daemons said on standard error, one after the other.
+    pub fn said(&self) -> String {
+        let logs = (0..self.count.load(Ordering::Relaxed)).map(|number| format!("daemon-{number}.log"));
+        logs.map(|log| fs::read_to_string(self.folder.path().join(log)).unwrap_or_default()).collect()
+    }
+
+    /// The folder of the provider.
+    pub fn provider_folder(&self) -> PathBuf {
         self.data.join("sandboxes")
+    }
+
+    /// Folders of instances: each is one at the provider.
+    pub fn instance_folders(&self) -> Vec<PathBuf> {
+        entries(&self.provider_folder().join("instances"))
     }
 
     /// The daemon's provider, seen by somebody else.
     pub fn provider(&self) -> LocalProvider {
-        let mut config = LocalConfig::new(self.sandboxes(), VIV.into());
+        let mut config = LocalConfig::new(self.provider_folder(), VIV.into());
         config.cgroup_prefix.clone_from(&self.cgroup_prefix);
         LocalProvider::open(config).unwrap()
     }
@@ -124,7 +172,7 @@ impl House {
 
     /// Pids of shims and of everything in our cgroups.
     pub fn processes(&self) -> BTreeSet<u32> {
-        let place = self.sandboxes().to_string_lossy().into_owned();
+        let place = self.provider_folder().to_string_lossy().into_owned();
         let is_ours = |pid: &u32| {
             let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             let cgroups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
@@ -133,7 +181,8 @@ impl House {
         pids().filter(is_ours).filter(|&pid| pid != std::process::id()).collect()
     }
 
-    fn cgroups(&self) -> Vec<PathBuf> {
+    /// Folders of ours in any cgroup hierarchy.
+    pub fn cgroups(&self) -> Vec<PathBuf> {
         let layout = Layout::detect().unwrap();
         layout.mounts().map(|mount| mount.join(&self.cgroup_prefix)).filter(|path| path.exists()).collect()
     }
@@ -142,14 +191,17 @@ impl House {
     pub fn assert_nothing_left(&self) {
         eventually("no process is left", || self.processes().is_empty());
         eventually("no cgroup is left", || self.cgroups().is_empty());
+        let folder = self.provider_folder();
+        let pool = format!(" {} ", folder.join("layers").display());
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-        let left: Vec<_> = mounts.lines().filter(|line| line.contains(&*self.sandboxes().to_string_lossy())).collect();
+        let ours = |line: &&str| line.contains(&*folder.to_string_lossy()) && !line.contains(&pool);
+        let left: Vec<_> = mounts.lines().filter(ours).collect();
         assert!(left.is_empty(), "mounts are left: {left:#?}");
-        for folder in ["instances", "trash", "layers/active", "layers/tmp", "layers/trash"] {
+        for name in ["instances", "trash", "layers/active", "layers/tmp", "layers/trash"] {
             let mut left = Vec::new();
             let gone = eventually_quietly(|| {
-                let entries = fs::read_dir(self.sandboxes().join(folder)).into_iter().flatten().flatten();
-                left = entries.map(|entry| entry.path()).filter(|path| !path.ends_with(".lock")).collect();
+                left = entries(&folder.join(name));
+                left.retain(|path| !path.ends_with(".lock"));
                 left.is_empty()
             });
             assert!(gone, "folders are left: {left:?}");
@@ -157,22 +209,31 @@ impl House {
     }
 }
 
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}
+
 /// A test that fails leaves its sandboxes; they are not left to the next one.
 impl Drop for House {
     fn drop(&mut self) {
-        for pid in self.processes() {
-            kill(pid, Signal::KILL);
-        }
         eventually_quietly(|| {
-            for cgroup in self.cgroups() {
-                for below in fs::read_dir(&cgroup).into_iter().flatten().flatten() {
-                    let _ = fs::write(below.path().join("cgroup.kill"), "1");
-                    let _ = fs::remove_dir(below.path());
-                }
+            let (processes, cgroups) = (self.processes(), self.cgroups());
+            let all_gone = processes.is_empty() && cgroups.is_empty();
+            for below in cgroups.iter().flat_map(|cgroup| entries(cgroup)) {
+                // What is frozen does not die before it thaws.
+                let _ = fs::write(below.join("freezer.state"), "THAWED");
+                let _ = fs::write(below.join("cgroup.kill"), "1");
+                let _ = fs::remove_dir(below);
+            }
+            for pid in processes {
+                kill(pid, Signal::KILL);
+            }
+            for cgroup in cgroups {
                 let _ = fs::remove_dir(cgroup);
             }
-            self.cgroups().is_empty()
+            all_gone
         });
+        let _ = rustix::mount::unmount(self.provider_folder().join("layers"), rustix::mount::UnmountFlags::DETACH);
     }
 }
 
@@ -208,7 +269,7 @@ impl Daemon {
     }
 
     pub fn wait_until_it_serves(&mut self) {
-        eventually("it serves", || {
+        eventually_within(PATIENCE, "it serves", || {
             assert!(self.is_running(), "it ended: {}", self.said());
             self.serves()
         });
@@ -216,7 +277,7 @@ impl Daemon {
 
     pub fn client(&self) -> Client {
         let key = fs::read_to_string(self.data.join("key")).unwrap();
-        let location = Location::new(self.url().expect("it serves")).key(key.trim());
+        let location = Location::new(self.url().expect("it serves")).key(key.trim()).name("test");
         Client::locate(location).unwrap()
     }
 
@@ -227,7 +288,7 @@ impl Daemon {
     /// Waits until it is over.
     pub fn wait(&mut self) -> ExitStatus {
         let mut status = None;
-        eventually("it ends", || {
+        eventually_within(PATIENCE, "it ends", || {
             status = self.child.try_wait().unwrap();
             status.is_some()
         });
@@ -273,7 +334,7 @@ pub fn create(client: &Client) -> Sandbox {
 /// Waits until nothing goes on with it any more.
 pub fn settled(client: &Client, sandbox: &SandboxId) -> Sandbox {
     let mut last = None;
-    super::eventually_within(Duration::from_secs(40), "it settles", || {
+    eventually_within(PATIENCE, "it settles", || {
         let now = client.sandbox(sandbox).get().unwrap();
         let rests = match now.phase {
             // Evidence of the daemon before it may be too old: a read has it probed.
@@ -289,7 +350,7 @@ pub fn settled(client: &Client, sandbox: &SandboxId) -> Sandbox {
 
 /// Where a shim's folder is.
 pub fn instance_folder(house: &House, sandbox: &SandboxId) -> PathBuf {
-    house.sandboxes().join("instances").join(sandbox.as_str())
+    house.provider_folder().join("instances").join(sandbox.as_str())
 }
 
 /// Pid of a sandbox's shim.

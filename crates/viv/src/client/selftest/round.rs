@@ -1,0 +1,213 @@
+//! One round: what is done, and what must be so then.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context as _, ensure};
+use viv_api::bound::{LabelKey, LabelValue, Labels, LifetimeMs, Path};
+use viv_api::sandbox::{CreatePolicy, CreateSandbox, Phase, ProbeOutcome, Sandbox, Status};
+use viv_core::{Generation, SandboxId};
+
+use super::Telling;
+use super::left::Footprint;
+use super::patient::Patient;
+use crate::client::new::wrong;
+
+/// Where the file is.
+const FOLDER: &str = "/workspace/selftest";
+const NAME: &str = "file";
+
+/// Large enough that it takes several pieces on the way, small enough to be read back by a command's output.
+const CONTENT_BYTES: usize = 64 << 10;
+
+/// What is left of a round whose client was killed does not live longer than this.
+const LIFETIME_MS: u64 = 15 * 60 * 1000;
+
+/// The label by which the sandboxes of a round are found.
+const LABEL: &str = "viv-selftest";
+
+/// One round.
+pub(super) struct Round<'a> {
+    patient: &'a Patient<'a>,
+    /// The value of the label.
+    mark: String,
+    folder: Path,
+    file: Path,
+    /// What the file is to hold.
+    content: Vec<u8>,
+    /// All that were made, the last one first.
+    made: Vec<SandboxId>,
+    footprint: Footprint,
+}
+
+/// What came of a step, and what is said about it.
+type Step<T> = anyhow::Result<(T, String)>;
+
+impl<'a> Round<'a> {
+    pub(super) fn new(patient: &'a Patient<'a>) -> anyhow::Result<Self> {
+        let random = random(CONTENT_BYTES / 2 + 8)?;
+        let hex: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+        let (mark, content) = hex.split_at(16);
+        Ok(Self {
+            patient,
+            mark: mark.to_owned(),
+            folder: Path::new(FOLDER).map_err(wrong)?,
+            file: Path::new(format!("{FOLDER}/{NAME}")).map_err(wrong)?,
+            content: content.as_bytes().to_vec(),
+            made: Vec::new(),
+            footprint: Footprint::default(),
+        })
+    }
+
+    /// All steps; the first that fails is the last.
+    pub(super) fn run(&mut self, telling: &mut Telling) -> anyhow::Result<()> {
+        let made = telling.step("create", || self.create())?;
+        let id = &made.id;
+        telling.step("copy in", || self.copy_in(id))?;
+        self.look(telling, id)?;
+        let stopped = telling.step("hibernate", || self.hibernate(id))?;
+        telling.step("resume", || self.resume(id, stopped.generation))?;
+        self.look(telling, id)?;
+        telling.step("delete", || self.delete())?;
+        telling.step("nothing left", || self.nothing_left())
+    }
+
+    /// The file is there, by every way there is.
+    fn look(&self, telling: &mut Telling, id: &SandboxId) -> anyhow::Result<()> {
+        telling.step("file", || self.file(id))?;
+        telling.step("exec", || self.exec(id))?;
+        telling.step("listing", || self.listing(id))
+    }
+
+    fn label(&self) -> String {
+        format!("{LABEL}={}", self.mark)
+    }
+
+    fn create(&mut self) -> Step<Sandbox> {
+        let label = (LabelKey::new(LABEL).map_err(wrong)?, LabelValue::new(self.mark.clone()).map_err(wrong)?);
+        let policy = CreatePolicy {
+            persistent: Some(true),
+            lifetime_ms: Some(LifetimeMs::new(LIFETIME_MS).map_err(wrong)?),
+            ..CreatePolicy::default()
+        };
+        let labels = Labels::new(BTreeMap::from([label])).map_err(wrong)?;
+        let made = self.patient.create(&CreateSandbox { labels, policy, ..CreateSandbox::default() })?;
+        self.made.insert(0, made.id.clone());
+        let made = self.ready(&made.id, Generation::FIRST)?;
+        let said = made.id.to_string();
+        Ok((made, said))
+    }
+
+    /// It is ready, as this generation, and says so because it was just probed (T2).
+    fn ready(&mut self, id: &SandboxId, generation: Generation) -> anyhow::Result<Sandbox> {
+        let sandbox = self.patient.verify(id)?;
+        let exec = sandbox.evidence.exec.as_ref().map(|probe| probe.outcome);
+        let filesystem = sandbox.evidence.filesystem.as_ref().map(|probe| probe.outcome);
+        ensure!(sandbox.status == Status::Ready, "{id} is {}", sandbox.status);
+        ensure!(
+            (exec, filesystem) == (Some(ProbeOutcome::Ok), Some(ProbeOutcome::Ok)),
+            "{id} is called ready, and its probes say {exec:?} and {filesystem:?}"
+        );
+        ensure!(sandbox.generation == generation, "{id} is generation {}, not {generation}", sandbox.generation);
+        if let Some(host) = self.patient.diagnosis(id)?.host {
+            self.footprint.add(&host);
+        }
+        Ok(sandbox)
+    }
+
+    fn copy_in(&self, id: &SandboxId) -> Step<()> {
+        self.patient.make_dir(id, &self.folder)?;
+        self.patient.write(id, &self.file, &self.content)?;
+        Ok(((), format!("{} bytes", self.content.len())))
+    }
+
+    fn file(&self, id: &SandboxId) -> Step<()> {
+        ensure!(self.patient.read(id, &self.file)? == self.content, "{} holds something else", self.file);
+        Ok(((), String::new()))
+    }
+
+    fn exec(&self, id: &SandboxId) -> Step<()> {
+        let said = self.patient.run(id, &["cat", self.file.as_str()])?;
+        ensure!(said == self.content, "a command reads {} other bytes in {}", said.len(), self.file);
+        Ok(((), String::new()))
+    }
+
+    fn listing(&self, id: &SandboxId) -> Step<()> {
+        let listing = self.patient.list(id, &self.folder)?;
+        let [entry] = &listing.entries[..] else {
+            anyhow::bail!("{} lists {} entries instead of one", self.folder, listing.entries.len())
+        };
+        let size_bytes = entry.stat.size_bytes;
+        ensure!(
+            entry.path == NAME && size_bytes == self.content.len() as u64,
+            "{} lists {} with {size_bytes} bytes",
+            self.folder,
+            entry.path
+        );
+        Ok(((), String::new()))
+    }
+
+    fn hibernate(&self, id: &SandboxId) -> Step<Sandbox> {
+        let stopped = self.patient.hibernate(id)?;
+        ensure!(stopped.phase == Phase::Hibernated, "{id} is {}", stopped.status);
+        ensure!(self.patient.is_refused(id)?, "a command runs in what is hibernated");
+        let saved = self.patient.diagnosis(id)?.auto_saved.context("nothing was saved")?;
+        Ok((stopped, format!("saved as {}", saved.id)))
+    }
+
+    /// Another generation (T5), with all that was there.
+    fn resume(&mut self, id: &SandboxId, before: Generation) -> Step<()> {
+        self.patient.resume(id)?;
+        let now = self.ready(id, before.next())?;
+        Ok(((), format!("generation {}", now.generation)))
+    }
+
+    fn delete(&self) -> Step<()> {
+        for id in &self.made {
+            let over = self.patient.delete(id)?;
+            ensure!(over.deleted && over.status == Status::Stopped, "{id} is {}", over.status);
+        }
+        Ok(((), String::new()))
+    }
+
+    /// No record lives, nothing answers, and nothing is on the machine of what was (L20).
+    fn nothing_left(&self) -> Step<()> {
+        let live = self.patient.labelled(&self.label())?;
+        ensure!(live.is_empty(), "{} are still listed", live.len());
+        for id in &self.made {
+            let tombstone = self.patient.get(id)?;
+            ensure!(tombstone.deleted && tombstone.phase == Phase::Stopped, "{id} is {}", tombstone.status);
+        }
+        let left = self.footprint.left();
+        ensure!(left.is_empty(), "still there: {}", left.join(", "));
+        Ok((
+            (),
+            match self.footprint.len() {
+                0 => "as the daemon says; this machine was not looked at".to_owned(),
+                count => format!("none of {count} processes, cgroups and folders"),
+            },
+        ))
+    }
+
+    /// What becomes of a round that failed: a word on where to look, or it is cleared away.
+    pub(super) fn leave(&self, keep: bool) {
+        // One that did not become ready was made all the same, and nobody was told its id.
+        let listed = self.patient.labelled(&self.label()).unwrap_or_default().into_iter().map(|sandbox| sandbox.id);
+        let all: BTreeSet<SandboxId> = listed.chain(self.made.iter().cloned()).collect();
+        for id in &all {
+            if keep {
+                eprintln!("hint: `viv show --diagnosis {id}` says more, `viv rm {id}` removes it");
+            } else if let Err(error) = self.patient.delete(id) {
+                eprintln!("viv: {id} could not be deleted: {error:#}");
+            }
+        }
+    }
+}
+
+fn random(count: usize) -> anyhow::Result<Vec<u8>> {
+    let mut bytes = vec![0; count];
+    let mut filled = 0;
+    while filled < count {
+        filled += rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())?;
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,159 @@
+//! How each thing is asked for, until it is done. All of these can be repeated.
+
+use std::io::Read as _;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use viv_api::bound::{IdempotencyKey, ListDepth, Path, SandboxRef, WaitMs};
+use viv_api::client::{Change, Client, ClientError, SandboxHandle};
+use viv_api::diagnosis::Diagnosis;
+use viv_api::execution::{ExecutionState, OutputLine, StartExecution};
+use viv_api::file::FileListing;
+use viv_api::query::{ListSandboxes, ReadFile, WriteFile};
+use viv_api::sandbox::{CreateSandbox, EnsureSandbox, Sandbox, StopSandbox};
+use viv_core::SandboxId;
+
+use super::patient::Patient;
+use crate::client::new::fresh_key;
+
+/// How long one call waits for a change that takes time.
+const WAIT_MS: u64 = 30_000;
+
+/// How long a change may take in all before it is called stuck.
+const CHANGE_MAX: Duration = Duration::from_secs(300);
+
+/// More than any command here says.
+const SAID_BYTES_MAX: usize = 1 << 20;
+
+type Asked<T> = Result<T, ClientError>;
+
+fn wait() -> Option<WaitMs> {
+    Some(WaitMs::nearest(WAIT_MS))
+}
+
+impl Patient<'_> {
+    /// Asks about a sandbox.
+    fn about<T>(&self, id: &SandboxId, ask: impl Fn(SandboxHandle<'_>) -> Asked<T>) -> Asked<T> {
+        self.ask(|client| ask(client.sandbox(SandboxRef::from(id))))
+    }
+
+    /// Asks for a change, again and again until it is done.
+    fn change(&self, what: &str, ask: impl Fn(&Client) -> Asked<Change>) -> anyhow::Result<Sandbox> {
+        let until = Instant::now() + CHANGE_MAX;
+        loop {
+            match self.ask(&ask)? {
+                Change::Done(sandbox) => return Ok(*sandbox),
+                Change::Underway(sandbox) if Instant::now() >= until => {
+                    bail!("{what} takes longer than {CHANGE_MAX:?}: {} is {}", sandbox.id, sandbox.status)
+                }
+                Change::Underway(_) => {}
+            }
+        }
+    }
+
+    /// The same of a sandbox.
+    fn change_of(
+        &self,
+        what: &str,
+        id: &SandboxId,
+        ask: impl Fn(SandboxHandle<'_>) -> Asked<Change>,
+    ) -> anyhow::Result<Sandbox> {
+        self.change(what, |client| ask(client.sandbox(SandboxRef::from(id))))
+    }
+
+    pub(super) fn create(&self, request: &CreateSandbox) -> anyhow::Result<Sandbox> {
+        let key = fresh_key()?;
+        let request = CreateSandbox { wait_ms: wait(), ..request.clone() };
+        self.change("creating", |client| client.create(&request, Some(&key)))
+    }
+
+    pub(super) fn hibernate(&self, id: &SandboxId) -> anyhow::Result<Sandbox> {
+        self.change_of("hibernating", id, |sandbox| sandbox.stop(&StopSandbox { wait_ms: wait() }))
+    }
+
+    pub(super) fn resume(&self, id: &SandboxId) -> anyhow::Result<Sandbox> {
+        self.change_of("resuming", id, |sandbox| sandbox.ensure(&EnsureSandbox { wait_ms: wait() }))
+    }
+
+    pub(super) fn delete(&self, id: &SandboxId) -> anyhow::Result<Sandbox> {
+        self.change_of("deleting", id, |sandbox| sandbox.delete(wait()))
+    }
+
+    /// As it is shown.
+    pub(super) fn get(&self, id: &SandboxId) -> Asked<Sandbox> {
+        self.about(id, |sandbox| sandbox.get())
+    }
+
+    /// Probed now.
+    pub(super) fn verify(&self, id: &SandboxId) -> Asked<Sandbox> {
+        self.about(id, |sandbox| sandbox.verify())
+    }
+
+    pub(super) fn diagnosis(&self, id: &SandboxId) -> Asked<Diagnosis> {
+        self.about(id, |sandbox| sandbox.diagnosis())
+    }
+
+    /// Those with a label that are not deleted.
+    pub(super) fn labelled(&self, label: &str) -> anyhow::Result<Vec<Sandbox>> {
+        let query = ListSandboxes { all: true, label: vec![label.parse()?], ..ListSandboxes::default() };
+        let all = self.ask(|client| client.list_all(query.clone()).collect::<Asked<Vec<_>>>())?;
+        Ok(all.into_iter().filter(|sandbox| !sandbox.deleted).collect())
+    }
+
+    pub(super) fn make_dir(&self, id: &SandboxId, path: &Path) -> Asked<()> {
+        self.about(id, |sandbox| sandbox.make_dir(path))
+    }
+
+    pub(super) fn write(&self, id: &SandboxId, path: &Path, content: &[u8]) -> Asked<()> {
+        let write = WriteFile { path: path.clone(), mode: None, user: None, generation: None };
+        self.about(id, |sandbox| sandbox.write_file(&write, &mut &*content).map(drop))
+    }
+
+    pub(super) fn read(&self, id: &SandboxId, path: &Path) -> anyhow::Result<Vec<u8>> {
+        let read = ReadFile { path: path.clone(), offset: None, length: None, generation: None };
+        let mut content = Vec::new();
+        let bytes = self.about(id, |sandbox| sandbox.read_file(&read))?;
+        bytes.take(SAID_BYTES_MAX as u64).read_to_end(&mut content).context("the file broke off")?;
+        Ok(content)
+    }
+
+    pub(super) fn list(&self, id: &SandboxId, path: &Path) -> Asked<FileListing> {
+        self.about(id, |sandbox| sandbox.list_files(path, ListDepth::new(1).ok()))
+    }
+
+    /// Runs a command to its end, which has to be a good one, and answers with what it said.
+    pub(super) fn run(&self, id: &SandboxId, argv: &[&str]) -> anyhow::Result<Vec<u8>> {
+        let key = fresh_key()?;
+        let command = StartExecution::of(argv.iter().copied())?;
+        let (end, said) = self.about(id, |sandbox| follow(&sandbox, &command, &key))?;
+        ensure!(end == (ExecutionState::Exited, Some(0)), "{argv:?} ended as {end:?}");
+        Ok(said)
+    }
+
+    /// Whether a command is refused because it does not run.
+    pub(super) fn is_refused(&self, id: &SandboxId) -> anyhow::Result<bool> {
+        let command = StartExecution::of(["true"])?;
+        // Not patiently: that it is refused is what is wanted.
+        match self.once(|client| client.sandbox(SandboxRef::from(id)).start(&command, None)) {
+            Ok(_) => Ok(false),
+            Err(error) if error.code() == Some(viv_api::ErrorCode::NotRunning) => Ok(true),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+type End = (ExecutionState, Option<i32>);
+
+/// Started once, whoever asks how often, and read from its beginning.
+fn follow(sandbox: &SandboxHandle<'_>, command: &StartExecution, key: &IdempotencyKey) -> Asked<(End, Vec<u8>)> {
+    let started = sandbox.start(command, Some(key))?;
+    let (mut said, mut end) = (Vec::new(), (started.state, started.exit_code));
+    for line in sandbox.execution(started.id).follow(0) {
+        match line? {
+            OutputLine::Chunk(chunk) if said.len() < SAID_BYTES_MAX => said.extend(chunk.data().unwrap_or_default()),
+            OutputLine::End(ended) => end = (ended.end.state, ended.end.exit_code),
+            OutputLine::Chunk(_) | OutputLine::Cut(_) | OutputLine::Alive(_) => {}
+        }
+    }
+    Ok((end, said))
+}
