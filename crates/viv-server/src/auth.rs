@@ -127,8 +127,10 @@ pub(crate) struct Keys {
 
 impl Keys {
     /// Reads them again: at the start, and after every change. One process owns the store, so nobody else changes them.
-    pub(crate) async fn refresh(&self, store: &dyn Store) -> Result<(), StoreError> {
-        let good = store.keys().await?.into_iter().filter(|key| key.revoked_at_ms.is_none()).map(Arc::new).collect();
+    /// What has expired is of no use, and takes nobody's place.
+    pub(crate) async fn refresh(&self, store: &dyn Store, now_ms: u64) -> Result<(), StoreError> {
+        let is_good = |key: &ApiKey| key.revoked_at_ms.is_none() && !has_expired(key, now_ms);
+        let good = store.keys().await?.into_iter().filter(is_good).map(Arc::new).collect();
         *self.good.write().unwrap_or_else(PoisonError::into_inner) = good;
         Ok(())
     }
@@ -143,7 +145,11 @@ impl Keys {
     ) -> Result<NewKey, KeyError> {
         let (mut secret, mut id) = ([0; SECRET_BYTES], [0; 16]);
         getrandom::fill(&mut secret).and_then(|()| getrandom::fill(&mut id)).map_err(KeyError::Random)?;
-        if self.good.read().unwrap_or_else(PoisonError::into_inner).len() >= KEYS_MAX {
+        let good = |keys: &Self| {
+            let good = keys.good.read().unwrap_or_else(PoisonError::into_inner);
+            good.iter().filter(|key| !has_expired(key, now_ms)).count()
+        };
+        if good(self) >= KEYS_MAX {
             return Err(KeyError::TooMany);
         }
         let text: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -160,7 +166,7 @@ impl Keys {
         };
         let _changing = self.changing.lock().await;
         store.put_key(epoch, key.clone(), line("key.created", &key, by, now_ms)).await?;
-        self.refresh(store).await?;
+        self.refresh(store, now_ms).await?;
         Ok(NewKey { key, secret })
     }
 
@@ -180,7 +186,7 @@ impl Keys {
             key.revoked_at_ms = Some(now_ms);
             store.put_key(epoch, key.clone(), line("key.revoked", &key, by, now_ms)).await?;
         }
-        self.refresh(store).await?;
+        self.refresh(store, now_ms).await?;
         Ok(Some(key))
     }
 
@@ -194,7 +200,7 @@ impl Keys {
                 found = Some(key.clone());
             }
         }
-        let found = found.filter(|key| key.expires_at_ms.is_none_or(|at_ms| now_ms < at_ms))?;
+        let found = found.filter(|key| !has_expired(key, now_ms))?;
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         used.insert(found.id.clone(), now_ms);
         Some(found)
@@ -210,6 +216,10 @@ impl Keys {
         let good = self.good.read().unwrap_or_else(PoisonError::into_inner);
         good.iter().any(|key| key.scope == KeyScope::Admin && key.expires_at_ms.is_none())
     }
+}
+
+fn has_expired(key: &ApiKey, now_ms: u64) -> bool {
+    key.expires_at_ms.is_some_and(|at_ms| at_ms <= now_ms)
 }
 
 fn line(kind: &str, key: &ApiKey, by: Actor, now_ms: u64) -> NewLine {
@@ -238,14 +248,19 @@ pub(crate) async fn authenticate(
     mut request: Request,
     next: Next,
 ) -> Response<Body> {
-    match admit(&state, need, &request) {
-        Ok(Some(caller)) => {
-            request.extensions_mut().insert(caller);
-        }
-        Ok(None) => {}
+    let caller = match admit(&state, need, &request) {
+        Ok(Some(caller)) => caller,
+        Ok(None) => return next.run(request).await,
         Err(refusal) => return refusal.into_response(),
-    }
-    next.run(request).await
+    };
+    let _room = match state.rooms().take(&caller, state.bounds()) {
+        Ok(room) => room,
+        Err(refusal) => return refusal.into_response(),
+    };
+    let is_admin = caller.is_admin();
+    request.extensions_mut().insert(caller);
+    let answer = next.run(request).await;
+    if is_admin { answer } else { state.private().answer(answer).await }
 }
 
 fn admit(state: &ServerState, need: Need, request: &Request) -> Result<Option<Caller>, Refusal> {

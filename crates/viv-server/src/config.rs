@@ -10,6 +10,8 @@ pub struct ServerConfig {
     pub build: Build,
     /// What is too much.
     pub bounds: Bounds,
+    /// Folders of the host that only those are told of who run it (S6).
+    pub private_places: Vec<String>,
 }
 
 /// What runs here, as `/v1/version` tells it.
@@ -40,6 +42,10 @@ pub struct Bounds {
     pub connections_max: usize,
     /// Requests whose answer has not begun: fewer than connections, so that streams leave room for looking.
     pub requests_max: usize,
+    /// Of these, one key of a project: a quarter, so that it takes more than three to be in everybody's way.
+    pub key_requests_max: usize,
+    /// Of these, what keys of projects never get: so many can an operator ask at once whatever they do.
+    pub admin_requests_kept: usize,
     /// Headers of a request: it is kept as a whole.
     pub header_bytes_max: usize,
     /// A JSON body: it is kept as a whole, and parsed into something larger.
@@ -82,6 +88,8 @@ impl Default for Bounds {
         Self {
             connections_max: 2_000,
             requests_max: 1_000,
+            key_requests_max: 250,
+            admin_requests_kept: 50,
             header_bytes_max: 64 << 10,
             json_bytes_max: 1 << 20,
             input_bytes_max: 1 << 20,

@@ -4,7 +4,7 @@
 //!   serve       connections: bounded in number, in headers, in time ── hyper
 //!     └─ guard      every request: an id, an encoding that makes sense, room for one more, no panic gets out
 //!         └─ api        one table: path, method, who may, what comes and goes ──► router and OpenAPI document
-//!             └─ auth       key, scope, rate
+//!             └─ auth       key, scope, rate, room for its share, no place of the host in what others are told
 //!                 └─ route::*   one file per group of routes ──► Engine
 //!   show        records as they are shown, in one place
 //!   stream      what goes on: output, events, changes of files; pulled by the reader, so nothing piles up here
@@ -27,8 +27,10 @@ mod extract;
 mod guard;
 mod log;
 mod openapi;
+mod private;
 mod rate;
 mod refusal;
+mod room;
 mod route;
 mod serve;
 mod show;

@@ -12,7 +12,9 @@ use crate::auth::{KeyError, Keys, NewKey};
 use crate::config::{Bounds, Build, ServerConfig};
 use crate::executions::Executions;
 use crate::log::LogRing;
+use crate::private::Private;
 use crate::rate::Buckets;
+use crate::room::Rooms;
 use crate::tally::Tally;
 
 /// What all requests share. Clones are the same.
@@ -29,6 +31,8 @@ struct Inner {
     key_rates: Buckets<String>,
     wrong_keys: Buckets<IpAddr>,
     requests: Semaphore,
+    rooms: Rooms,
+    private: Private,
     executions: Executions,
     tally: Tally,
     logs: LogRing,
@@ -38,13 +42,15 @@ impl ServerState {
     /// Reads the keys. The log ring is the one that the process writes to.
     pub async fn new(engine: Engine, config: ServerConfig, logs: LogRing) -> Result<Self, KeyError> {
         let keys = Keys::default();
-        keys.refresh(engine.store().as_ref()).await?;
+        keys.refresh(engine.store().as_ref(), engine.now_ms()).await?;
         let inner = Inner {
             started_at_ms: engine.now_ms(),
             keys,
             key_rates: Buckets::new(config.bounds.key_rate),
             wrong_keys: Buckets::new(config.bounds.wrong_key_rate),
             requests: Semaphore::new(config.bounds.requests_max),
+            rooms: Rooms::default(),
+            private: Private::new(&config.private_places),
             executions: Executions::default(),
             tally: Tally::default(),
             logs,
@@ -99,6 +105,14 @@ impl ServerState {
 
     pub(crate) fn requests(&self) -> &Semaphore {
         &self.inner.requests
+    }
+
+    pub(crate) fn rooms(&self) -> &Rooms {
+        &self.inner.rooms
+    }
+
+    pub(crate) fn private(&self) -> &Private {
+        &self.inner.private
     }
 
     pub(crate) fn executions(&self) -> &Executions {

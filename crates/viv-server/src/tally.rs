@@ -15,6 +15,9 @@ const PAGE: usize = 1_000;
 /// Most sandboxes whose figures are remembered; when there are more, some begin again.
 const REMEMBERED_MAX: usize = 10_000;
 
+/// How long an end may take to be in time (O2).
+pub(crate) const STOP_MS_MAX: u64 = 30_000;
+
 /// How many came and went.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
@@ -23,6 +26,31 @@ pub(crate) struct Totals {
     pub(crate) destroyed: u64,
     pub(crate) lost: u64,
     pub(crate) failed: u64,
+    /// Ends that took no longer than [`STOP_MS_MAX`].
+    pub(crate) stopped_in_time: u64,
+    /// New instances for what was lost or had failed, and how many of them came up.
+    pub(crate) recreates: u64,
+    pub(crate) recreated: u64,
+    /// What was saved and was to run again, and how much of it did.
+    pub(crate) resumes: u64,
+    pub(crate) resumed: u64,
+}
+
+impl Totals {
+    fn plus(self, other: &Self) -> Self {
+        Self {
+            created: self.created + other.created,
+            stopping: self.stopping + other.stopping,
+            destroyed: self.destroyed + other.destroyed,
+            lost: self.lost + other.lost,
+            failed: self.failed + other.failed,
+            stopped_in_time: self.stopped_in_time + other.stopped_in_time,
+            recreates: self.recreates + other.recreates,
+            recreated: self.recreated + other.recreated,
+            resumes: self.resumes + other.resumes,
+            resumed: self.resumed + other.resumed,
+        }
+    }
 }
 
 /// The figures.
@@ -37,6 +65,83 @@ pub(crate) struct Tally {
 struct Read {
     until: Cursor,
     by_project: BTreeMap<Project, Totals>,
+    /// What has begun and is not over yet: as many as are on their way at a time.
+    begun: HashMap<SandboxId, Begun>,
+}
+
+/// What has begun with a sandbox, and is counted when it is over.
+#[derive(Debug, Clone, Copy)]
+enum Begun {
+    /// Its end, at this time.
+    Stop(u64),
+    /// Another instance.
+    Recreate,
+    /// What was saved is to run again.
+    Resume,
+}
+
+impl Read {
+    /// Counts one step of a sandbox's life.
+    fn step(&mut self, project: &Project, sandbox: &SandboxId, at_ms: u64, from: PhaseName, to: PhaseName) {
+        let totals = self.by_project.entry(project.clone()).or_default();
+        let begun = self.begun.get(sandbox).copied();
+        let mut over = true;
+        match to {
+            PhaseName::Stopping => {
+                totals.stopping += 1;
+                if self.begun.len() < REMEMBERED_MAX {
+                    self.begun.insert(sandbox.clone(), Begun::Stop(at_ms));
+                }
+                over = false;
+            }
+            PhaseName::Stopped => {
+                totals.destroyed += 1;
+                if let Some(Begun::Stop(since_ms)) = begun {
+                    totals.stopped_in_time += u64::from(at_ms.saturating_sub(since_ms) <= STOP_MS_MAX);
+                }
+            }
+            PhaseName::Provisioning | PhaseName::Resuming => {
+                let next = match from {
+                    PhaseName::Lost | PhaseName::Failed => Some(Begun::Recreate),
+                    PhaseName::Hibernated => Some(Begun::Resume),
+                    PhaseName::Provisioning
+                    | PhaseName::Verifying
+                    | PhaseName::Ready
+                    | PhaseName::Frozen
+                    | PhaseName::Hibernating
+                    | PhaseName::Resuming
+                    | PhaseName::Stopping
+                    | PhaseName::Stopped => None,
+                };
+                if let Some(next) = next.filter(|_| self.begun.len() < REMEMBERED_MAX) {
+                    self.begun.insert(sandbox.clone(), next);
+                }
+                over = false;
+            }
+            PhaseName::Ready | PhaseName::Lost | PhaseName::Failed => {
+                totals.lost += u64::from(to == PhaseName::Lost);
+                totals.failed += u64::from(to == PhaseName::Failed);
+                let came_up = u64::from(to == PhaseName::Ready);
+                match begun {
+                    Some(Begun::Recreate) => {
+                        totals.recreates += 1;
+                        totals.recreated += came_up;
+                    }
+                    Some(Begun::Resume) => {
+                        totals.resumes += 1;
+                        totals.resumed += came_up;
+                    }
+                    Some(Begun::Stop(_)) | None => {}
+                }
+            }
+            // Somebody stopped what was to come up: that is no success, and no failure.
+            PhaseName::Hibernating | PhaseName::Hibernated => {}
+            PhaseName::Verifying | PhaseName::Frozen => over = false,
+        }
+        if over {
+            self.begun.remove(sandbox);
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -55,34 +160,15 @@ impl Tally {
             read.until = last.cursor;
             for line in &lines {
                 let Some(project) = &line.line.project else { continue };
-                let totals = read.by_project.entry(project.clone()).or_default();
-                totals.created += u64::from(line.line.kind == "sandbox.created");
-                match line.line.to.filter(|_| line.line.from.is_some()) {
-                    Some(PhaseName::Stopping) => totals.stopping += 1,
-                    Some(PhaseName::Stopped) => totals.destroyed += 1,
-                    Some(PhaseName::Lost) => totals.lost += 1,
-                    Some(PhaseName::Failed) => totals.failed += 1,
-                    Some(
-                        PhaseName::Provisioning
-                        | PhaseName::Verifying
-                        | PhaseName::Ready
-                        | PhaseName::Frozen
-                        | PhaseName::Hibernating
-                        | PhaseName::Hibernated
-                        | PhaseName::Resuming,
-                    )
-                    | None => {}
+                let created = u64::from(line.line.kind == "sandbox.created");
+                read.by_project.entry(project.clone()).or_default().created += created;
+                if let (Some(sandbox), Some(from), Some(to)) = (&line.line.sandbox, line.line.from, line.line.to) {
+                    read.step(project, sandbox, line.line.at_ms, from, to);
                 }
             }
         }
         let of = read.by_project.iter().filter(|(of, _)| project.is_none_or(|project| project == *of));
-        Ok(of.fold(Totals::default(), |sum, (_, one)| Totals {
-            created: sum.created + one.created,
-            stopping: sum.stopping + one.stopping,
-            destroyed: sum.destroyed + one.destroyed,
-            lost: sum.lost + one.lost,
-            failed: sum.failed + one.failed,
-        }))
+        Ok(of.fold(Totals::default(), |sum, (_, one)| sum.plus(one)))
     }
 
     fn of<T>(&self, sandbox: &SandboxId, change: impl FnOnce(&mut Asked) -> T) -> T {
@@ -115,5 +201,34 @@ impl Tally {
         let (used_us, passed_ms) = (cpu_us.checked_sub(cpu_before_us)?, at_ms.checked_sub(before_ms)?);
         #[expect(clippy::cast_precision_loss, reason = "a percentage for people")]
         (passed_ms > 0).then(|| used_us as f64 / (passed_ms as f64 * 10.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn o2_what_began_is_counted_when_it_is_over() {
+        use PhaseName::{Failed, Hibernated, Hibernating, Lost, Provisioning, Ready, Resuming, Stopped, Stopping, Verifying};
+        let (mut read, project) = (Read::default(), Project::default());
+        let mut live = |sandbox: u8, steps: &[(u64, PhaseName)]| {
+            let id = SandboxId::from_bytes([sandbox; 16]);
+            for two in steps.windows(2) {
+                read.step(&project, &id, two[1].0, two[0].1, two[1].1);
+            }
+        };
+        live(1, &[(0, Ready), (0, Lost), (1, Provisioning), (2, Verifying), (3, Provisioning), (4, Verifying), (5, Ready)]);
+        live(2, &[(0, Ready), (0, Lost), (1, Provisioning), (2, Failed)]);
+        live(3, &[(0, Hibernated), (1, Resuming), (2, Verifying), (3, Ready), (4, Stopping), (30_004, Stopped)]);
+        live(4, &[(0, Hibernated), (1, Resuming), (2, Verifying), (3, Hibernating), (4, Hibernated)]);
+        live(5, &[(0, Ready), (1, Stopping), (30_002, Stopped)]);
+        live(6, &[(0, Ready), (1, Stopping)]);
+        let totals = read.by_project[&project];
+        assert_eq!((totals.recreates, totals.recreated), (2, 1));
+        assert_eq!((totals.resumes, totals.resumed), (1, 1), "who changed their mind does not count");
+        assert_eq!((totals.stopping, totals.destroyed, totals.stopped_in_time), (3, 2, 1));
+        assert_eq!((totals.lost, totals.failed), (2, 1));
+        assert_eq!(read.begun.len(), 1, "only what is on its way is remembered");
     }
 }

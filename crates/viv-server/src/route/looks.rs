@@ -110,7 +110,8 @@ async fn logs(State(state): State<ServerState>, target: Target, Query(query): Qu
             _ => LogSource::Console,
         };
         let wanted = query.source.is_none_or(|wanted| wanted == source);
-        wanted.then_some(LogTail { source, text: part.text })
+        let text = if target.caller.is_admin() { part.text } else { state.private().without(&part.text) };
+        wanted.then_some(LogTail { source, text })
     });
     let logs = logs.collect();
     Ok(show::ok(&SandboxLogs { sandbox: handle.sandbox().clone(), generation: handle.generation(), logs }))

@@ -7,9 +7,10 @@ use axum::http::Method;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tower::ServiceExt;
 use viv_server::Bounds;
 
-use crate::world::{PATIENCE, World, bare, request};
+use crate::world::{PATIENCE, World, bare, request, until};
 
 #[tokio::test]
 async fn s5_bad_requests_are_told_what_is_wrong() {
@@ -180,4 +181,33 @@ async fn s5_a_panic_is_our_mistake_with_a_word_for_the_log_and_the_server_serves
     }
     world.store.set_faults(None);
     world.get("/v1/sandboxes").await.is(200);
+}
+
+#[tokio::test]
+async fn s5_one_key_takes_its_share_and_an_operator_always_gets_in() {
+    let bounds = Bounds { requests_max: 6, key_requests_max: 3, admin_requests_kept: 2, ..Bounds::default() };
+    let world = World::with(bounds, |_| {}).await;
+    let (greedy, other) = (world.key("default", false).await, world.key("default", true).await);
+    // A body that never comes is a request that is being answered.
+    let upload = || {
+        let body = Body::from_stream(futures_util::stream::pending::<Result<axum::body::Bytes, std::io::Error>>());
+        let request = bare(Method::POST, "/v1/sandboxes", &greedy).header("content-type", "application/json");
+        tokio::spawn(world.router.clone().oneshot(request.body(body).unwrap()))
+    };
+    let held: Vec<_> = (0..3).map(|_| upload()).collect();
+    let ask = |key: &str| request(Method::GET, "/v1/sandboxes", key, None);
+    let refused = until("its share is taken", async || {
+        let answer = world.whole(ask(&greedy)).await;
+        (answer.status == 429).then_some(answer)
+    })
+    .await;
+    assert_eq!(refused.code(), "too_many_requests");
+    assert!(refused.json()["error"]["message"].as_str().unwrap().contains("of this key"));
+    world.whole(ask(&other)).await.is(200);
+    world.get("/v1/sandboxes").await.is(200);
+    for one in held {
+        one.abort();
+        let _ = one.await;
+    }
+    world.whole(ask(&greedy)).await.is(200);
 }

@@ -145,6 +145,11 @@ async fn o2_figures_are_counted() {
         let ages: u64 = stats["ages"].as_array().unwrap().iter().map(|bucket| bucket["count"].as_u64().unwrap()).sum();
         assert_eq!(ages, 1);
         assert_eq!(stats["slo"][0]["met"], true);
+        let slo: Vec<_> = stats["slo"].as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap()).collect();
+        assert_eq!(slo, ["stop_success", "stop_time", "recreate_success", "resume_success"]);
+        assert_eq!((&stats["slo"][1]["numerator"], &stats["slo"][2]["met"]), (&json!(1), &json!(null)), "{stats}");
+        let quotas = stats["quotas"].as_array().unwrap();
+        assert_eq!((&quotas[0]["name"], &quotas[0]["used"]), (&json!("sandboxes"), &json!(1)), "{stats}");
     }
 }
 

@@ -7,5 +7,6 @@ mod files;
 mod journal;
 mod lifecycle;
 mod openapi;
+mod private;
 mod schemathesis;
 mod world;

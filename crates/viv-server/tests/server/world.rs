@@ -24,6 +24,9 @@ use viv_store::{KeyScope, MemoryStore, Owner, Store};
 /// How long anything may take before a test fails.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
+/// A folder of the host, as it is told to the server.
+pub(crate) const PRIVATE: &str = "/var/lib/somewhere";
+
 /// How often the provider's clock is set to real time.
 const TICK: Duration = Duration::from_millis(5);
 
@@ -119,7 +122,7 @@ impl World {
         };
         let engine =
             Engine::start(config, store.clone(), provider, epoch, clock, draw).await.expect("nothing is in the way");
-        let config = ServerConfig { bounds, ..ServerConfig::default() };
+        let config = ServerConfig { bounds, private_places: vec![PRIVATE.to_owned()], ..ServerConfig::default() };
         let state = ServerState::new(engine.clone(), config, LogRing::default()).await.expect("no keys yet");
         let first = state.first_key("first", Actor::part("test")).await.expect("a key").expect("the first");
         let router = router(state.clone());

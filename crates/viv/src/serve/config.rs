@@ -38,6 +38,10 @@ pub(super) struct ServerPart {
     pub(super) data: Option<PathBuf>,
     /// What is said on standard error.
     pub(super) log: Option<LogLevel>,
+    /// How many wrong keys an address may send at once. Behind a proxy everybody has the same one.
+    pub(super) wrong_keys_max: Option<u32>,
+    /// And how many more in a second, for ever.
+    pub(super) wrong_keys_per_s: Option<u32>,
 }
 
 #[derive(Debug, Clone, Copy, Deserialize)]

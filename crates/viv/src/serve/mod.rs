@@ -153,7 +153,11 @@ async fn daemon(
     let engine = Engine::start(config, store, provider, epoch, Clock::showing(wall_ms()), draw).await?;
 
     let build = Build { commit: COMMIT.to_owned(), ..Build::default() };
-    let setup = ServerConfig { build, ..ServerConfig::default() };
+    let mut setup = ServerConfig { build, ..ServerConfig::default() };
+    setup.private_places = vec![data.display().to_string(), "/sys/fs/cgroup".to_owned(), "/proc".to_owned()];
+    let rate = &mut setup.bounds.wrong_key_rate;
+    rate.burst = file.server.wrong_keys_max.map_or(rate.burst, f64::from);
+    rate.per_second = file.server.wrong_keys_per_s.map_or(rate.per_second, f64::from);
     let state = ServerState::new(engine.clone(), setup, logs).await?;
     make_local_key(&engine, &state, &data.join("key")).await?;
     reload_on_hangup(engine.clone(), gates, files)?;
