@@ -43,6 +43,8 @@ pub enum Damage {
     Hangs,
     /// Its root filesystem is gone.
     Rootless,
+    /// Asked about it, the provider says that it knows no such thing, and has it all the same.
+    Denied,
 }
 
 #[derive(Debug)]
@@ -163,7 +165,7 @@ impl FaultyProvider {
     async fn agent(&self, sandbox: &SandboxId) -> Result<()> {
         match self.damage_of(sandbox) {
             Some(Damage::Hangs) => std::future::pending().await,
-            Some(Damage::Rootless) | None => Ok(()),
+            Some(Damage::Rootless | Damage::Denied) | None => Ok(()),
         }
     }
 
@@ -172,7 +174,7 @@ impl FaultyProvider {
         self.agent(sandbox).await?;
         match self.damage_of(sandbox) {
             Some(Damage::Rootless) => Err(ProviderError::Failed { what: "the root is not mounted".to_owned() }),
-            Some(Damage::Hangs) | None => Ok(()),
+            Some(Damage::Hangs | Damage::Denied) | None => Ok(()),
         }
     }
 }
@@ -220,6 +222,9 @@ impl Provider for FaultyProvider {
     }
 
     async fn observe(&self, instance: &InstanceRef) -> Result<Observation> {
+        if self.damage_of(&instance.sandbox) == Some(Damage::Denied) {
+            return Err(ProviderError::NotFound { what: "a thing of that name".to_owned() });
+        }
         let instance = instance.clone();
         self.through(move |inner| {
             let instance = instance.clone();

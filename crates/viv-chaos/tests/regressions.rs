@@ -365,3 +365,31 @@ fn l8_a_stop_of_what_is_lost_is_answered_when_it_was_looked_for() {
         assert_eq!(view.sandbox.phase.name(), PhaseName::Hibernated);
     });
 }
+
+/// What is switched off for one project is off for that one alone.
+#[test]
+fn o9_listings_and_grace_are_switched_by_project() {
+    paused(async {
+        let hasty: viv_core::spec::Project = "hasty".parse().unwrap();
+        let off = || GateSetting { percent: 100, projects: [(hasty.clone(), 0)].into() };
+        let gates = [(Gate::TwoListings, off()), (Gate::OrphanGrace, off())].into();
+        let place = place_with(|config| drop(config.gates.replace(gates))).await;
+        let mut instances = Vec::new();
+        for project in [hasty.clone(), Project::default()] {
+            let id = place.made(CreateRequest { project, ..request() }).await;
+            let before = place.record(&id).await;
+            instances.push(InstanceRef { sandbox: id, generation: before.generation });
+            let (generation, version) = (before.generation.next(), before.version + 1);
+            let sandbox = Sandbox { generation, version, phase: viv_core::lifecycle::Phase::Lost, ..before };
+            let change = Change { sandbox, lines: Vec::new(), idempotency: None, quota: None };
+            place.store.commit(place.engine.epoch(), change).await.unwrap();
+        }
+        place.engine.reconcile();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let mut states = Vec::new();
+        for instance in &instances {
+            states.push(place.provider.truth().observe(instance).await.unwrap().state);
+        }
+        assert_eq!(states, [InstanceState::Absent, InstanceState::Running]);
+    });
+}

@@ -178,8 +178,8 @@ impl Inner {
         budget: Duration,
         call: impl Future<Output = Result<T, ProviderError>>,
     ) -> Result<T, ProviderError> {
-        let gated = !self.config.gates.is_off_everywhere(crate::gate::Gate::Breaker);
-        if gated && let Err(open) = self.breaker.admit(self.clock.now_ms()) {
+        if self.is_gated(crate::gate::Gate::Breaker, sandbox)
+            && let Err(open) = self.breaker.admit(self.clock.now_ms()) {
             let why = format!("{} failures in a row; tried again in {} ms", open.failures, open.retry_ms);
             let source = std::io::Error::new(std::io::ErrorKind::WouldBlock, why);
             return Err(ProviderError::Unavailable { what: self.provider.name().to_owned(), source });

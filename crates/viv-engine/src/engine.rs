@@ -260,6 +260,15 @@ impl Inner {
         }))
     }
 
+    /// Whether a gate is on for this one. Of what nobody knows, it is off only when it is off for everybody.
+    pub(crate) fn is_gated(&self, gate: Gate, sandbox: &SandboxId) -> bool {
+        let gates = &self.config.gates;
+        match self.knowledge.project(sandbox) {
+            Some(project) => gates.is_on(gate, &project, sandbox),
+            None => !gates.is_off_everywhere(gate),
+        }
+    }
+
     /// The limits under which it may run, unless it is exempt (O9).
     pub(crate) fn quota(&self, sandbox: &Sandbox) -> Option<Quota> {
         self.config.gates.is_on(Gate::Quota, &sandbox.project, &sandbox.id).then_some(self.config.quota)

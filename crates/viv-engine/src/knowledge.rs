@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use viv_core::lifecycle::{Evidence, Observed, Sandbox};
+use viv_core::spec::Project;
 use viv_core::{FencingToken, Generation, SandboxId};
 
 /// What was seen of one generation.
@@ -11,6 +12,8 @@ use viv_core::{FencingToken, Generation, SandboxId};
 pub(crate) struct Known {
     /// The version of the record that was attended to last.
     version: u64,
+    /// Whose it is, for what is switched by project.
+    project: Option<Project>,
     generation: Option<Generation>,
     evidence: Option<Evidence>,
     observed: Option<Observed>,
@@ -55,7 +58,13 @@ impl Knowledge {
         let known = known.entry(sandbox.id.clone()).or_default();
         let latest = known.version <= sandbox.version;
         known.version = known.version.max(sandbox.version);
+        known.project.get_or_insert_with(|| sandbox.project.clone());
         latest
+    }
+
+    /// Whose it is, if it is known.
+    pub(crate) fn project(&self, sandbox: &SandboxId) -> Option<Project> {
+        self.lock().get(sandbox).and_then(|known| known.project.clone())
     }
 
     /// Of this generation; what was known of an earlier one is forgotten, what is about an earlier one is not taken.
@@ -198,7 +207,7 @@ impl Knowledge {
 #[cfg(test)]
 mod tests {
     use viv_core::lifecycle::{Actor, Moment, NewSandbox, Timings};
-    use viv_core::spec::{Policy, Project, SandboxSpec};
+    use viv_core::spec::{Policy, SandboxSpec};
 
     use super::*;
 

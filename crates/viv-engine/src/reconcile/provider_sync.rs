@@ -127,7 +127,6 @@ async fn known(inner: &Arc<Inner>, record: &Sandbox, item: &Listed, report: &mut
 /// Instances that carry our mark and that nobody wants.
 async fn collect(inner: &Arc<Inner>, unknown: &BTreeSet<InstanceRef>, report: &mut Report) -> Result<(), EngineError> {
     let now_ms = inner.clock.now_ms();
-    let gates = &inner.config.gates;
     let grace_ms = inner.config.periods.orphan_grace.as_millis() as u64;
     let due: Vec<InstanceRef> = {
         let mut suspects = inner.reconcilers.suspects.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -136,8 +135,9 @@ async fn collect(inner: &Arc<Inner>, unknown: &BTreeSet<InstanceRef>, report: &m
         for instance in unknown {
             let (since_ms, listings) = suspects.entry(instance.clone()).or_insert((now_ms, 0));
             *listings += 1;
-            let waited = now_ms.saturating_sub(*since_ms) >= grace_ms || gates.is_off_everywhere(Gate::OrphanGrace);
-            if waited && (*listings >= 2 || gates.is_off_everywhere(Gate::TwoListings)) {
+            let off = |gate: Gate| !inner.is_gated(gate, &instance.sandbox);
+            let waited = now_ms.saturating_sub(*since_ms) >= grace_ms || off(Gate::OrphanGrace);
+            if waited && (*listings >= 2 || off(Gate::TwoListings)) {
                 due.push(instance.clone());
             }
         }
