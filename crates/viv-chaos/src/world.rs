@@ -399,6 +399,7 @@ impl<'p> World<'p> {
     fn crash_instance(&mut self, id: &SandboxId) {
         let causes = [
             EndCause::OomKilled,
+            EndCause::DiskFull { what: "all of it".to_owned() },
             EndCause::Signalled { signal: 9 },
             EndCause::SupervisorLost,
             EndCause::AgentLost,

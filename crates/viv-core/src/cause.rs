@@ -26,6 +26,11 @@ pub enum EndCause {
     },
     /// The kernel killed PID 1 for memory.
     OomKilled,
+    /// The disk that it shares ran out, and it had taken most of what was left.
+    DiskFull {
+        /// What it had taken, and what was left.
+        what: String,
+    },
     /// An execution could not be shown to have ended, so everything was (X3).
     Unverifiable {
         /// What could not be shown.
@@ -54,6 +59,7 @@ impl EndCause {
             Self::Exited { .. } => "exited",
             Self::Signalled { .. } => "signalled",
             Self::OomKilled => "oom_killed",
+            Self::DiskFull { .. } => "disk_full",
             Self::Unverifiable { .. } => "unverifiable",
             Self::AgentLost => "agent_lost",
             Self::SupervisorLost => "supervisor_lost",
@@ -69,6 +75,7 @@ impl fmt::Display for EndCause {
             Self::Exited { code } => write!(f, "exited with code {code}"),
             Self::Signalled { signal } => write!(f, "killed by signal {signal}"),
             Self::Unverifiable { what } => write!(f, "ended because {what} could not be shown to have ended"),
+            Self::DiskFull { what } => write!(f, "ended because the disk ran out: {what}"),
             Self::CreateFailed { what } => write!(f, "could not be created: {what}"),
             Self::Destroyed
             | Self::Expired

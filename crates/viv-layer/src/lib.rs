@@ -8,6 +8,7 @@
 //!
 //! ```text
 //!   survey, content, lines   what is in a layer: to compare, to name, to read
+//!   Weigher                  what was changed in it lately, while others wait
 //!   copy, merge              a layer from one, or from a stack of them
 //!   Packer, unpack           a layer as a tar stream, and back
 //!   remove                   a layer taken apart
@@ -41,6 +42,7 @@ mod tar;
 mod trail;
 mod unpack;
 mod walk;
+mod weigh;
 mod xattr;
 
 pub use crate::copy::{Copied, copy, merge};
@@ -49,4 +51,5 @@ pub use crate::pack::{Form, Packer};
 pub use crate::remove::remove;
 pub use crate::survey::{Survey, content, lines, survey};
 pub use crate::unpack::{Bound, Bounds, UnpackError, Unpacked, unpack};
+pub use crate::weigh::{Weigher, Weight};
 pub use crate::xattr::Marks;

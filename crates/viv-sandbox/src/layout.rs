@@ -16,6 +16,7 @@
 //!     ids/<first id>               whose range of the host's ids it is: see `ids`
 //!     trash/                       instances on their way out
 //!     agent/  host/
+//!     space.fifo                   held by the shim that watches the disk: see `shim::space`
 //!     layers/ …                    what they are made of: see `store`
 //! ```
 
@@ -85,6 +86,16 @@ impl DataDir {
 
     pub(crate) fn layers(&self) -> PathBuf {
         self.0.join("layers")
+    }
+
+    /// Held by whoever watches the disk: see `shim::space`.
+    pub(crate) fn space_pipe(&self) -> PathBuf {
+        self.0.join("space.fifo")
+    }
+
+    /// Room that is given back when there is none left. On the disk that layers are on.
+    pub(crate) fn ballast(&self) -> PathBuf {
+        self.layers().join("ballast")
     }
 
     pub(crate) fn pool(&self) -> PathBuf {

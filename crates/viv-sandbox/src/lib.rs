@@ -50,6 +50,7 @@ pub use ids::IdPool;
 pub use local::{LocalConfig, LocalProvider, OpenError};
 pub use rootfs::IdRange;
 pub use runtime::{Found, Kernel, Runtime, RuntimeError};
+pub use shim::space::DiskReserve;
 pub use store::StoreConfig;
 pub use store::check::Checked;
 pub use store::collect::Collected;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use viv_api::daemon::Doctor;
 use viv_provider::{Capability, Provider};
 use viv_sandbox::machine::{self, State};
-use viv_sandbox::{Found, Kernel, LocalProvider};
+use viv_sandbox::{DiskReserve, Found, Kernel, LocalProvider};
 
 use crate::client;
 use crate::fail::Failure;
@@ -41,6 +41,7 @@ pub(crate) fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
             all["runtime"] = runtime.version.clone().into();
             all["kernel"] = serde_json::to_value(runtime.kernel)?;
             all["limit_disk_by"] = serde_json::to_value(provider.limited_by())?;
+            all["disk_reserve"] = serde_json::to_value(provider.disk_reserve())?;
             all["capabilities"] = serde_json::to_value(provider.capabilities())?;
         }
         writeln!(out, "{all:#}")?;
@@ -78,6 +79,9 @@ pub(crate) fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
     };
     writeln!(out, "containers by: {}; workloads talk to {kernel}", runtime.version)?;
     let (capabilities, limited_by) = (provider.capabilities(), provider.limited_by());
+    if let Some(reserve) = provider.disk_reserve() {
+        writeln!(out, "{}", full_disk(&reserve))?;
+    }
     writeln!(out, "what sandboxes can do, their layers kept by the {} driver", provider.driver())?;
     for capability in &capabilities.has {
         let by = limited_by.filter(|_| *capability == Capability::LimitDisk).map(|by| format!(", by {by}"));
@@ -87,6 +91,17 @@ pub(crate) fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
         writeln!(out, "  no   {}: {why}", word(*capability))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What happens when the disk that all share runs out.
+fn full_disk(reserve: &DiskReserve) -> String {
+    let files = reserve.files.map(|files| format!(" or {files} files")).unwrap_or_default();
+    let aside = match reserve.put_aside_bytes >> 20 {
+        0 => "nothing is put aside now (it is while sandboxes run, where the disk allows it)".to_owned(),
+        mib => format!("{mib} MiB are put aside for the others"),
+    };
+    let mib = reserve.bytes >> 20;
+    format!("a full disk: below {mib} MiB{files} the sandbox that took most lately is ended (disk_full); {aside}")
 }
 
 /// What the daemon says, or why it says nothing. That none runs is no finding about the machine.

@@ -63,6 +63,8 @@ pub enum Cause {
     KillFailed,
     /// The kernel killed its first process for memory.
     OomKilled,
+    /// The disk ran out, and it had taken most of what was left.
+    DiskFull,
     /// Its first process ended or was killed.
     Crashed,
     /// Whoever watched over it died.
@@ -100,6 +102,7 @@ impl Cause {
             Self::AbsenceUnproven => "absence_unproven",
             Self::KillFailed => "kill_failed",
             Self::OomKilled => "oom_killed",
+            Self::DiskFull => "disk_full",
             Self::Crashed => "crashed",
             Self::SupervisorLost => "supervisor_lost",
             Self::Rebooted => "rebooted",
@@ -115,6 +118,7 @@ impl Cause {
     pub(super) fn of_end(end: &EndCause) -> Self {
         match end {
             EndCause::OomKilled => Self::OomKilled,
+            EndCause::DiskFull { .. } => Self::DiskFull,
             EndCause::Exited { .. }
             | EndCause::Signalled { .. }
             | EndCause::AgentLost

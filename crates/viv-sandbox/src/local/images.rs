@@ -8,6 +8,7 @@ use viv_image::{Reference, Registry};
 use viv_provider::Snapshot;
 
 use super::LocalProvider;
+use crate::shim::space::DiskReserve;
 use crate::store::check::Checked;
 use crate::store::driver::{DriverKind, LimitedBy};
 use crate::store::error::{StoreError, Tried};
@@ -96,5 +97,10 @@ impl LocalProvider {
     /// How the disks of sandboxes are limited; `None` where they cannot be, and the capability says why.
     pub fn limited_by(&self) -> Option<LimitedBy> {
         self.shared.store.driver.limited_by().ok()
+    }
+
+    /// What is kept free of the disk that all sandboxes share; `None` where it cannot be looked at.
+    pub fn disk_reserve(&self) -> Option<DiskReserve> {
+        DiskReserve::of(&self.shared.data).ok()
     }
 }

@@ -18,7 +18,7 @@ mod output;
 mod probe;
 mod save;
 mod shim_client;
-mod socket;
+pub(crate) mod socket;
 
 use std::fs::{self, DirBuilder};
 use std::io;

@@ -18,7 +18,7 @@ pub(super) async fn connect(path: &Path) -> io::Result<UnixStream> {
 }
 
 /// The same outside of the async runtime.
-pub(super) fn connect_blocking(path: &Path) -> io::Result<std::os::unix::net::UnixStream> {
+pub(crate) fn connect_blocking(path: &Path) -> io::Result<std::os::unix::net::UnixStream> {
     let (short, _folder) = shorten(path)?;
     std::os::unix::net::UnixStream::connect(short)
 }
@@ -37,7 +37,7 @@ fn shorten(path: &Path) -> io::Result<(PathBuf, Option<File>)> {
 }
 
 /// Nobody listens there: no such socket, or its owner is gone.
-pub(super) fn is_refused(error: &io::Error) -> bool {
+pub(crate) fn is_refused(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::NotFound

@@ -36,6 +36,7 @@ impl Shim {
 
     /// Ends everything and does not come back before it is proven. `asked_by` is answered then.
     pub(super) fn end(mut self, cause: EndCause, asked_by: Option<usize>) {
+        self.space.leave();
         self.cgroups.unthrottle(self.dir.path());
         while let Err(error) = self.kill_all() {
             // Nothing is called ended that is not (L8).

@@ -25,6 +25,7 @@ mod limits;
 mod oom;
 pub(crate) mod proto;
 mod serve;
+pub(crate) mod space;
 mod tables;
 
 use std::fs::{self, File};

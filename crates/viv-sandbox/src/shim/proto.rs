@@ -49,6 +49,11 @@ pub(crate) enum ShimRequest {
         instance: InstanceRef,
         for_ms: u64,
     },
+    /// Ends it, because the disk that all share has run out and it took most of it.
+    EndForSpace {
+        instance: InstanceRef,
+        what: String,
+    },
     /// Whether it stood still since the answer to `Hold` on this connection; from now on it runs again.
     Release,
     /// A newer token was seen elsewhere.
@@ -60,7 +65,7 @@ pub(crate) enum ShimRequest {
 impl ShimRequest {
     pub(crate) fn mutation(&self) -> Option<&Mutation> {
         match self {
-            Self::Status | Self::Wait | Self::Hold { .. } | Self::Release => None,
+            Self::Status | Self::Wait | Self::Hold { .. } | Self::EndForSpace { .. } | Self::Release => None,
             Self::Extend { mutation, .. }
             | Self::SetLimits { mutation, .. }
             | Self::Freeze { mutation }

@@ -20,6 +20,7 @@ use super::deadline::{DeadlineKeeper, Passed, now_boot_ms};
 use super::guard::Guard;
 use super::oom::OomWatch;
 use super::proto::{ShimError, ShimReply, ShimRequest, ShimStatus};
+use super::space::SpaceWatch;
 use super::{chain, record_identity};
 use crate::cgroup::InstanceCgroups;
 use crate::layout::{InstanceDir, InstanceRecord};
@@ -106,6 +107,7 @@ pub(super) struct Shim {
     writable: PathBuf,
     /// The way out, if there is one.
     pub(super) uplink: Option<Uplink>,
+    pub(super) space: SpaceWatch,
 }
 
 /// What the loop does next.
@@ -126,6 +128,7 @@ impl Shim {
     ) -> Self {
         let Parts { listener, init, control, deadline, clients, oom_kills, writable, uplink } = parts;
         let token = record.token;
+        let space = SpaceWatch::join(&dir);
         Self {
             dir,
             record,
@@ -146,6 +149,7 @@ impl Shim {
             oom: OomWatch::default(),
             writable,
             uplink,
+            space,
         }
     }
 
@@ -174,6 +178,7 @@ impl Shim {
         if self.control.has_pending() {
             wake_after = Some(Duration::ZERO);
         }
+        wake_after = [wake_after, self.space.waits_at_most()].into_iter().flatten().min();
         let mut fds = vec![
             PollFd::new(self.deadline.timer(), PollFlags::IN),
             PollFd::new(&self.init.pidfd, PollFlags::IN),
@@ -185,6 +190,8 @@ impl Shim {
             fds.push(PollFd::new(uplink.pidfd(), PollFlags::IN));
             fds.push(PollFd::from_borrowed_fd(uplink.addresses(), PollFlags::IN));
         }
+        let space_at = fds.len();
+        fds.extend(self.space.waits_for().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let fixed = fds.len();
         fds.extend(self.clients.streams().map(|stream| PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::IN)));
         match poll(&mut fds, wake_after.map(timespec).as_ref()) {
@@ -219,9 +226,10 @@ impl Shim {
         if ready[4] {
             self.replace_guard()?;
         }
-        if fixed > 5 {
+        if space_at > 5 {
             self.tend_uplink(ready[5], ready[6]);
         }
+        self.space.tend(fixed > space_at && ready[space_at]);
         for index in (fixed..ready.len()).filter(|&index| ready[index]) {
             if let Next::End(cause, asked_by) = self.handle_client(index - fixed) {
                 return Ok(Next::End(cause, asked_by));
@@ -280,6 +288,7 @@ impl Shim {
                     }
                 }
                 Ok(Handled::Save) => return Next::End(EndCause::Saved, Some(index)),
+                Ok(Handled::Full(what)) => return Next::End(EndCause::DiskFull { what }, Some(index)),
                 Ok(Handled::Answer(reply)) => self.answer(index, &reply),
                 Ok(Handled::Destroy) => return Next::End(EndCause::Destroyed, Some(index)),
                 Err(ShimError::Expired) => {
@@ -314,6 +323,10 @@ impl Shim {
             ShimRequest::Destroy { .. } => Ok(Handled::Destroy),
             ShimRequest::EndToSave { .. } => Ok(Handled::Save),
             ShimRequest::Hold { instance, for_ms } => self.hold(&instance, Duration::from_millis(for_ms)),
+            ShimRequest::EndForSpace { instance, what } => {
+                self.need_current(&instance)?;
+                Ok(Handled::Full(what))
+            }
             ShimRequest::Raise { .. } => Ok(Handled::Answer(ShimReply::Done)),
         }
     }
@@ -399,12 +412,17 @@ impl Shim {
     }
 
     fn hold(&mut self, instance: &InstanceRef, duration: Duration) -> Result<Handled, ShimError> {
-        if *instance != self.record.instance {
-            let (asked, current) = (instance.generation, self.record.generation());
-            return Err(ShimError::StaleGeneration { asked, current });
-        }
+        self.need_current(instance)?;
         self.stop_running()?;
         Ok(Handled::Held(duration))
+    }
+
+    fn need_current(&self, instance: &InstanceRef) -> Result<(), ShimError> {
+        if *instance == self.record.instance {
+            return Ok(());
+        }
+        let (asked, current) = (instance.generation, self.record.generation());
+        Err(ShimError::StaleGeneration { asked, current })
     }
 
     fn run_unless_held(&mut self) {
@@ -448,6 +466,7 @@ pub(super) enum Handled {
     Answer(ShimReply),
     Held(Duration),
     Save,
+    Full(String),
     Destroy,
 }
 

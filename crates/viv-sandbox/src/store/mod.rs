@@ -12,6 +12,7 @@
 //!       tmp/              being built: nothing in it counts
 //!       trash/            on its way out
 //!       empty/            what is below everything
+//!       ballast           room that is given back when there is none left: see `shim::space`
 //! ```
 //!
 //! A root is an overlay: the instance's writable layer, above layers that were
