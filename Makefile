@@ -53,16 +53,18 @@ kernels: ## a part of the suite, in guests with kernels that users have (an hour
 
 guest-tests: quota cgroups kernels ## all of these
 
-bench: ## memory of an idle sandbox, time of the basic verbs, cost of saving, limits of speed, neighbours of bombs, the store, the daemon
+bench: ## memory of an idle sandbox, time of the basic verbs, cost of saving, limits of speed, neighbours of bombs, the store, the daemon, many resumes
 	@scripts/prepare test
 	$(CARGO) build --release --package viv --locked
-	$(CARGO) bench --package viv --bench idle --bench layers --bench speed --bench bombs --bench daemon --locked
+	$(CARGO) bench --package viv --bench idle --bench layers --bench speed --bench bombs --bench daemon --bench cycles --locked
 	$(CARGO) bench --package viv-agent --bench confine --locked
 	$(CARGO) bench --package viv-store --bench store --locked
 
 soak: ## the leak and crash tests, longer: CYCLES=5000 make soak
 	VIV_LEAK_CYCLES=$${CYCLES:-3000} VIV_CRASHES=$${CYCLES:-3000} \
 		$(CARGO) nextest run --release --package viv --test leaks --test crashes --locked
+	VIV_RESUME_CYCLES=100 VIV_SELFTEST_ROUNDS=50 VIV_SELFTEST_ROUNDS_KILLED=50 \
+		$(CARGO) nextest run --package viv --test daemon_steady --test selftest --locked
 	VIV_STORE_CRASHES=$${CYCLES:-3000} $(CARGO) nextest run --release --package viv-store --test crash --locked
 
 sim: ## many simulated worlds: SEEDS=20000 make sim

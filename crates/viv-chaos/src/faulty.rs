@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -60,6 +60,7 @@ pub struct FaultyProvider {
     chance: Arc<Mutex<Chance>>,
     damage: Arc<Mutex<BTreeMap<SandboxId, Damage>>>,
     mutations: Arc<AtomicU64>,
+    silent: Arc<AtomicBool>,
 }
 
 impl FaultyProvider {
@@ -70,7 +71,13 @@ impl FaultyProvider {
             chance: Arc::new(Mutex::new(Chance { rng: Rng::new(seed), percent })),
             damage: Arc::default(),
             mutations: Arc::default(),
+            silent: Arc::default(),
         }
+    }
+
+    /// Whether no call arrives at all, as on a machine that is too busy for anything.
+    pub fn set_silent(&self, silent: bool) {
+        self.silent.store(silent, Ordering::SeqCst);
     }
 
     /// The provider without its faults, to see what is really there.
@@ -107,6 +114,9 @@ impl FaultyProvider {
     }
 
     fn fault(&self) -> Option<Fault> {
+        if self.silent.load(Ordering::SeqCst) {
+            return Some(Fault::Lost);
+        }
         let mut chance = lock(&self.chance);
         let percent = chance.percent;
         if !chance.rng.chance(percent) {

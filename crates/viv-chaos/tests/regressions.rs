@@ -8,7 +8,7 @@ use std::time::Duration;
 use place::{EPOCH_MS, LONG, by, paused, persistent, place, place_with, request};
 use viv_chaos::Damage;
 use viv_core::lifecycle::{Actor, Cause, EntryKind, Finding, PhaseName, Sandbox, Status};
-use viv_core::spec::{Project, SandboxSpec};
+use viv_core::spec::{Policy, Project, SandboxSpec};
 use viv_core::{EndCause, FencingToken, Generation, OperationId, SandboxId};
 use viv_engine::{CreateRequest, EngineError, Gate, GateSetting, Which};
 use viv_provider::{DeadlineChange, InstanceRef, InstanceSpec, InstanceState, Mutation, Provider, ResourceLimits};
@@ -27,7 +27,7 @@ fn t6_a_deadline_that_was_moved_behind_our_back_is_corrected() {
         let generation = place.store.get(&id).await.unwrap().unwrap().generation;
         let operation = OperationId::from_bytes([9; 16]);
         let mutation = Mutation { operation, generation, token, budget_ms: 1_000 };
-        place.provider.extend(&mutation, &id, DeadlineChange::AtLeastMs(60_000)).await.unwrap();
+        place.provider.truth().extend(&mutation, &id, DeadlineChange::AtLeastMs(60_000)).await.unwrap();
         tokio::time::sleep(Duration::from_secs(20)).await;
         let view = place.engine.verify(&id).await.unwrap();
         assert_eq!(view.status, Status::Ready);
@@ -391,5 +391,42 @@ fn o9_listings_and_grace_are_switched_by_project() {
             states.push(place.provider.truth().observe(instance).await.unwrap().state);
         }
         assert_eq!(states, [InstanceState::Absent, InstanceState::Running]);
+    });
+}
+
+/// A machine that is too busy for a minute: no call is answered, whoever asks. What was there is there afterwards.
+#[test]
+fn t7_a_minute_in_which_nothing_answers_loses_no_work_and_replaces_nothing() {
+    paused(async {
+        for persistent in [false, true] {
+            let place = place().await;
+            let id = place.made(CreateRequest { policy: Policy { persistent, ..request().policy }, ..request() }).await;
+            let which = Which::Id(id.clone());
+            let handle = place.engine.work_in(&Project::default(), &which, None).await.unwrap();
+            handle.file_mkdir("/workspace/work").await.unwrap();
+            let mutations = place.provider.mutations();
+
+            place.provider.set_silent(true);
+            for _ in 0..60 {
+                let view = place.engine.verify(&id).await.unwrap();
+                assert_ne!(view.status, Status::Ready, "nothing shows that it is");
+                let used = place.engine.work_in(&Project::default(), &which, None).await;
+                assert!(used.is_err(), "{used:?}");
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            place.provider.set_silent(false);
+
+            let mut seconds = 0;
+            while place.engine.verify(&id).await.unwrap().status != Status::Ready {
+                seconds += 1;
+                assert!(seconds < 120, "it is {:?}", place.status(&id).await);
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            let handle = place.engine.work_in(&Project::default(), &which, None).await.unwrap();
+            assert_eq!(handle.generation(), Generation::FIRST, "persistent: {persistent}");
+            handle.file_stat("/workspace/work").await.unwrap();
+            let asked = place.provider.mutations() - mutations;
+            assert_eq!(asked, 0, "nothing was made, saved or ended for it");
+        }
     });
 }

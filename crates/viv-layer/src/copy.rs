@@ -6,7 +6,8 @@
 //!
 //! ```text
 //!   topmost entry is …          becomes
-//!   a whiteout                  a whiteout, unless the folder is opaque: then nothing is below to hide
+//!   a whiteout                  a whiteout, unless the folder is opaque: then nothing is below to hide; nor is it
+//!                               where it is known what is below, and that has no such folder
 //!   neither that nor a folder   itself
 //!   a folder                    the folders below it merged, down to the first that is opaque, or to the
 //!                               first entry that is no folder; opaque if such a one was met
@@ -70,6 +71,19 @@ pub fn merge(layers: &[&Path], to: &Path) -> io::Result<Copied> {
     Weaver::new(layers, to, Marks::Needed)?.run()
 }
 
+/// The same for one that is to lie on this and nothing else: no whiteout is left in folders that are not there below.
+/// Overlayfs lists such folders as they are, whiteouts as names that nobody can open.
+pub fn merge_onto(layers: &[&Path], below: &Path, to: &Path) -> io::Result<Copied> {
+    if layers.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "there is nothing to merge"));
+    }
+    let mut weaver = Weaver::new(layers, to, Marks::Needed)?;
+    weaver.below = Some(
+        openat(CWD, below, FOLDER, Mode::empty()).map_err(|errno| at(below.as_os_str().as_encoded_bytes(), errno))?,
+    );
+    weaver.run()
+}
+
 /// Which whiteouts are written.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Marks {
@@ -92,6 +106,8 @@ struct Weaver {
     top: OwnedFd,
     folders: Vec<Opened>,
     marks: Marks,
+    /// What the result is to lie on, if that is known.
+    below: Option<OwnedFd>,
     surveyor: Surveyor,
     links: Links<(Place, CString)>,
     /// Where the last hard link led: the next often leads there too.
@@ -124,6 +140,7 @@ impl Weaver {
             target,
             folders: vec![Opened { sealed: false, closed: false }],
             marks,
+            below: None,
             surveyor: Surveyor::new(),
             links: Links::default(),
             near: None,
@@ -194,10 +211,24 @@ impl Weaver {
         self.surveyor.entry((self.walk.depth(), self.walk.name(), *layer), &meta, None, &attributes).map_err(fault)?;
         mkdirat(own, self.walk.name(), Mode::RWXU).map_err(|errno| fault(errno.into()))?;
         let made = self.target.open(self.walk.name()).map_err(|errno| fault(errno.into()))?;
-        let closed = below.opaque || self.folders.last().is_some_and(|above| above.closed);
+        let closed = below.opaque
+            || self.folders.last().is_some_and(|above| above.closed)
+            || !self.may_be_below().map_err(fault)?;
         self.target.enter(made)?;
         self.folders.push(Opened { sealed, closed });
         self.walk.enter(below.members)
+    }
+
+    /// Whether what the result is to lie on may have this folder.
+    fn may_be_below(&self) -> io::Result<bool> {
+        let Some(below) = &self.below else { return Ok(true) };
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        match openat2(below, self.walk.path(), FOLDER | OFlags::PATH, Mode::empty(), resolve) {
+            // A path that is too long to be asked for may be there.
+            Ok(_) | Err(Errno::NAMETOOLONG) => Ok(true),
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
     }
 
     /// Gives a folder its attributes, now that nothing is made in it any more:

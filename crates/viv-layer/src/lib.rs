@@ -45,7 +45,7 @@ mod walk;
 mod weigh;
 mod xattr;
 
-pub use crate::copy::{Copied, copy, merge};
+pub use crate::copy::{Copied, copy, merge, merge_onto};
 pub use crate::digest::{Digest, NotADigest};
 pub use crate::pack::{Form, Packer};
 pub use crate::remove::remove;

@@ -14,7 +14,7 @@ use proptest::test_runner::TestRunner;
 use rustix::fs::{CWD, FileType, Mode, XattrFlags, mknodat, setxattr};
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
-use viv_layer::{Bounds, Form, Packer, copy, merge, unpack};
+use viv_layer::{Bounds, Form, Packer, copy, merge, merge_onto, unpack};
 
 /// One entry of a random layer. Names are few, so that layers meet.
 #[derive(Debug, Clone)]
@@ -253,4 +253,33 @@ fn hard_links_of_one_layer_stay_together() {
     assert_eq!(inode("folder/lower-1"), inode("folder/lower-2"), "their first name is hidden");
     assert_ne!(inode("first"), inode("folder/lower-1"));
     assert_eq!(fs::read(to.join("folder/lower-1")).unwrap(), lower.as_os_str().as_encoded_bytes());
+}
+
+/// Overlayfs lists a folder that only one layer has as it is, whiteouts as names that nobody can open: they are left only
+/// where there is something to hide them in.
+#[test]
+fn l10_incident_13_whiteouts_stay_only_in_folders_that_are_below() {
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    let (upper, lower, below) = (place.folder("upper"), place.folder("lower"), place.folder("below"));
+    for folder in ["there/deep", "new/deep", "file"] {
+        for layer in [&upper, &lower] {
+            fs::create_dir_all(layer.join(folder)).unwrap();
+        }
+        let whiteout = upper.join(folder).join("gone");
+        mknodat(CWD, &whiteout, FileType::CharacterDevice, Mode::empty(), 0).unwrap();
+        fs::write(lower.join(folder).join("gone"), "").unwrap();
+    }
+    fs::create_dir_all(below.join("there/deep")).unwrap();
+    fs::write(below.join("file"), "").unwrap();
+    let names = |folder: &Path| fs::read_dir(folder).unwrap().count();
+    for (onto, kept) in [(true, [1, 0, 0]), (false, [1, 1, 1])] {
+        let to = place.path(if onto { "onto" } else { "merged" });
+        let layers: [&Path; 2] = [&upper, &lower];
+        if onto { merge_onto(&layers, &below, &to) } else { merge(&layers, &to) }.unwrap();
+        let found = ["there/deep", "new/deep", "file"].map(|folder| names(&to.join(folder)));
+        assert_eq!(found, kept, "{to:?}");
+    }
 }

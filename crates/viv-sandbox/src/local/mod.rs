@@ -175,7 +175,7 @@ impl LocalProvider {
         let ids = Ids::open(data.ids(), config.ids)?;
         let agent = agent_image::install(&data.agent())?;
         let host = HostBase::open(&data.host(), config.ids.count())?;
-        let store = Store::open(&data, config.store)?;
+        let store = Store::open(&data, config.store, host.clone())?;
         let layout = Layout::detect()?;
         layout.settle();
         create::remove_abandoned(&data, &fences);

@@ -62,6 +62,7 @@ use crate::durable;
 use crate::layout::DataDir;
 use crate::lock::lock_file;
 use crate::ordinary::{Standing, why_one_id};
+use crate::rootfs::HostBase;
 use crate::trash;
 use driver::{Driver, DriverKind, is_btrfs};
 
@@ -109,6 +110,7 @@ const VERSION: u32 = 1;
 pub(crate) struct Store {
     data: DataDir,
     layers: PathBuf,
+    host: HostBase,
     pub(crate) driver: Driver,
 }
 
@@ -120,7 +122,7 @@ pub(crate) struct StoreLock {
 
 impl Store {
     /// Opens the store of a data folder, making it if there is none.
-    pub(crate) fn open(data: &DataDir, config: StoreConfig) -> io::Result<Self> {
+    pub(crate) fn open(data: &DataDir, config: StoreConfig, host: HostBase) -> io::Result<Self> {
         let layers = data.layers();
         DirBuilder::new().recursive(true).mode(0o700).create(&layers)?;
         let chosen = choose(data, config)?;
@@ -137,7 +139,7 @@ impl Store {
             DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         }
         let driver = Driver::open(chosen.driver, &layers)?;
-        Ok(Self { data: data.clone(), layers, driver })
+        Ok(Self { data: data.clone(), layers, host, driver })
     }
 
     /// Whether somebody died while taking things apart, or, some time ago, while building them.

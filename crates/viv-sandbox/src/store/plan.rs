@@ -10,7 +10,15 @@ use viv_provider::Integrity;
 use super::Store;
 use super::disk;
 use super::layer::{LayerForm, LayerId, LayerMeta, OpenedLayer, PARTS};
+use super::view::View;
 use crate::rootfs::{HostBase, Lower, Part, ROOT, RootPlan, Writable};
+
+/// What something lies on, for as long as this is kept.
+pub(crate) struct Below {
+    pub(crate) path: PathBuf,
+    _view: Option<View>,
+    _opened: Vec<OpenedLayer>,
+}
 
 /// What a root is made of below its writable layer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,6 +121,22 @@ impl Store {
             Part { name: part.name.to_owned(), at: part.at, lowers }
         });
         Ok(RootPlan { writable, parts: parts.collect() })
+    }
+
+    /// What lies below the layers that were saved, of one part.
+    pub(crate) fn below_saved(&self, of: &MadeOf, part: &str) -> io::Result<Below> {
+        let metas = of.image.iter().map(|layer| self.need_layer(layer)).collect::<io::Result<Vec<_>>>()?;
+        let having = metas.iter().filter(|meta| meta.parts.iter().any(|name| name == part));
+        let opened = having.map(|meta| self.open_layer(meta)).collect::<io::Result<Vec<_>>>()?;
+        let base = base_parts(&of.base, &self.host).into_iter().find(|base| base.name == part);
+        let mut folders: Vec<PathBuf> = opened.iter().map(|layer| layer.part(part)).collect();
+        folders.extend(base.and_then(|base| base.lower));
+        let view = if folders.len() > 1 { Some(View::mount(&folders)?) } else { None };
+        let path = match &view {
+            Some(view) => view.path(),
+            None => folders.pop().unwrap_or_else(|| self.empty()),
+        };
+        Ok(Below { path, _view: view, _opened: opened })
     }
 
     /// For each part: the folders that it is made of, topmost first, with `top` above them.

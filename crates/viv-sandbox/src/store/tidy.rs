@@ -203,7 +203,8 @@ impl Store {
         for name in &names {
             let folders = folders_of(name);
             let folders: Vec<_> = folders.iter().map(std::path::PathBuf::as_path).collect();
-            viv_layer::merge(&folders, &target.part(name))?;
+            let below = self.below_saved(&record.of, name)?;
+            viv_layer::merge_onto(&folders, &below.path, &target.part(name))?;
         }
         self.sync()?;
         for name in &names {

@@ -7,6 +7,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use viv_api::client::{Client, Location};
@@ -199,12 +201,17 @@ impl House {
         assert!(left.is_empty(), "mounts are left: {left:#?}");
         for name in ["instances", "trash", "layers/active", "layers/tmp", "layers/trash"] {
             let mut left = Vec::new();
-            let gone = eventually_quietly(|| {
+            // What held many files takes a while on a loaded machine.
+            let until = Instant::now() + 2 * PATIENCE;
+            while Instant::now() < until {
                 left = entries(&folder.join(name));
                 left.retain(|path| !path.ends_with(".lock"));
-                left.is_empty()
-            });
-            assert!(gone, "folders are left: {left:?}");
+                if left.is_empty() {
+                    break;
+                }
+                thread::sleep(Duration::from_millis(5));
+            }
+            assert!(left.is_empty(), "folders are left: {left:?}");
         }
     }
 }
@@ -309,7 +316,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        if std::thread::panicking() {
+        if thread::panicking() {
             eprintln!("daemon {} said: {}", self.pid(), self.said());
         }
         let _ = self.child.kill();
