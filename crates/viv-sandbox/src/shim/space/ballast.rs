@@ -18,7 +18,8 @@ const PARTS: u64 = 4;
 /// What one takes of a disk, as a divisor, and the most: of bytes, and of files where their number is bounded.
 const SHARE: u64 = 256;
 const BYTES_MAX: u64 = 64 << 20;
-const FILES_MAX: u64 = 256;
+/// Few: the first sandbox of a data folder waits while they are made, and a large disk has its reserve.
+const FILES_MAX: u64 = 16;
 
 /// Where files are memory, nothing is put aside.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
