@@ -179,7 +179,8 @@ impl Inner {
         call: impl Future<Output = Result<T, ProviderError>>,
     ) -> Result<T, ProviderError> {
         if self.is_gated(crate::gate::Gate::Breaker, sandbox)
-            && let Err(open) = self.breaker.admit(self.clock.now_ms()) {
+            && let Err(open) = self.breaker.admit(self.clock.now_ms())
+        {
             let why = format!("{} failures in a row; tried again in {} ms", open.failures, open.retry_ms);
             let source = std::io::Error::new(std::io::ErrorKind::WouldBlock, why);
             return Err(ProviderError::Unavailable { what: self.provider.name().to_owned(), source });

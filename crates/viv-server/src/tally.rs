@@ -210,7 +210,9 @@ mod tests {
 
     #[test]
     fn o2_what_began_is_counted_when_it_is_over() {
-        use PhaseName::{Failed, Hibernated, Hibernating, Lost, Provisioning, Ready, Resuming, Stopped, Stopping, Verifying};
+        use PhaseName::{
+            Failed, Hibernated, Hibernating, Lost, Provisioning, Ready, Resuming, Stopped, Stopping, Verifying,
+        };
         let (mut read, project) = (Read::default(), Project::default());
         let mut live = |sandbox: u8, steps: &[(u64, PhaseName)]| {
             let id = SandboxId::from_bytes([sandbox; 16]);
@@ -218,7 +220,10 @@ mod tests {
                 read.step(&project, &id, two[1].0, two[0].1, two[1].1);
             }
         };
-        live(1, &[(0, Ready), (0, Lost), (1, Provisioning), (2, Verifying), (3, Provisioning), (4, Verifying), (5, Ready)]);
+        live(
+            1,
+            &[(0, Ready), (0, Lost), (1, Provisioning), (2, Verifying), (3, Provisioning), (4, Verifying), (5, Ready)],
+        );
         live(2, &[(0, Ready), (0, Lost), (1, Provisioning), (2, Failed)]);
         live(3, &[(0, Hibernated), (1, Resuming), (2, Verifying), (3, Ready), (4, Stopping), (30_004, Stopped)]);
         live(4, &[(0, Hibernated), (1, Resuming), (2, Verifying), (3, Hibernating), (4, Hibernated)]);

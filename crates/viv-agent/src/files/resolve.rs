@@ -298,15 +298,20 @@ mod tests {
         let root_path = top.path().join("root");
         fs::create_dir_all(root_path.join("ours/run")).unwrap();
         fs::write(root_path.join("ours/run/secret"), "ours").unwrap();
-        for (name, target) in
-            [("a/to_ours", "/ours"), ("a/to_run", "../ours/run"), ("a/to_file", "/ours/run/secret"), ("a/again", "to_run")]
-        {
+        for (name, target) in [
+            ("a/to_ours", "/ours"),
+            ("a/to_run", "../ours/run"),
+            ("a/to_file", "/ours/run/secret"),
+            ("a/again", "to_run"),
+        ] {
             symlink(target, root_path.join(name)).unwrap();
         }
         symlink("secret", root_path.join("ours/run/inner")).unwrap();
         let (root, ours) = (open_dir(&root_path), open_dir(&root_path.join("ours")));
         let by_name = |path: &str, extra| open_by_name(&root, Some(&ours), path, READ | extra).map(drop);
-        for path in ["/ours", "/ours/", "/ours/run/secret", "/a/../ours/run", "/a/b/file", "/absolute", "/relative/file"] {
+        for path in
+            ["/ours", "/ours/", "/ours/run/secret", "/a/../ours/run", "/a/b/file", "/absolute", "/relative/file"]
+        {
             assert_eq!(by_name(path, OFlags::empty()), Ok(()), "{path}");
             let identity = |ours: &OwnedFd| fstat(ours).map(|stat| (stat.st_dev, stat.st_ino)).unwrap();
             let walked = walk_past(root.as_fd(), Path::new(path), READ, Links::InRoot, Some(identity(&ours)));

@@ -36,7 +36,13 @@ async fn s6_places_of_the_host_are_told_to_admins_alone() {
     let world = World::new().await;
     let path = failed_somewhere(&world).await;
     let (theirs, looking) = (world.key("default", false).await, world.key("default", true).await);
-    for what in [path.clone(), format!("{path}/timeline"), format!("{path}/diagnosis"), "/v1/events".to_owned(), "/v1/sandboxes".to_owned()] {
+    for what in [
+        path.clone(),
+        format!("{path}/timeline"),
+        format!("{path}/diagnosis"),
+        "/v1/events".to_owned(),
+        "/v1/sandboxes".to_owned(),
+    ] {
         let ask = async |key: &str| world.whole(request(Method::GET, &what, key, None)).await.is(200);
         let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let admin = said(&ask(&world.admin).await.bytes);
