@@ -1,5 +1,8 @@
 """What schemathesis does not know by itself."""
+import json
 import os
+import urllib.error
+import urllib.request
 
 import schemathesis
 
@@ -10,22 +13,57 @@ schemathesis.serializer.alias("application/x-tar", "application/octet-stream")
 OURS = {os.environ["VIV_SANDBOX"], "somewhere"}
 ENDS = {"deleteSandbox", "stopSandbox"}
 
+# Those that wait for a sandbox, and how long they do here: one that is made up may never be ready.
+WAITS = {"createSandbox", "ensureSandbox", "stopSandbox"}
+WAIT_MS_MAX = 1000
+
+# Most of those that were made up and live: real ones cost something, and a quota would answer for the rest.
+LIVE_MAX = 3
+LIVE = []
+
 
 @schemathesis.hook
 def before_call(ctx, case, **kwargs):
     operation = case.operation.definition.raw["operationId"]
+    if operation in WAITS and isinstance(case.body, dict):
+        wait_ms = case.body.get("wait_ms")
+        # What makes no sense is left as it is.
+        if wait_ms is None or (type(wait_ms) is int and wait_ms > WAIT_MS_MAX):
+            case.body["wait_ms"] = WAIT_MS_MAX
     sandbox = (case.path_parameters or {}).get("sandbox")
     if sandbox not in OURS:
         return
     if operation in ENDS:
         # Then nothing would be there for the others.
         case.path_parameters["sandbox"] = "nowhere"
-    elif case.meta is not None and case.meta.generation.mode.is_positive:
+        return
+    if operation == "setLimits":
+        # Limits that are made up leave no room to answer the others.
+        case.path_parameters["sandbox"] = os.environ["VIV_LIMITED"]
+    if case.meta is not None and case.meta.generation.mode.is_positive:
         # A generation that is made up is always another one.
         if "generation" in (case.query or {}):
             case.query["generation"] = 1
         if "Viv-Generation" in (case.headers or {}):
             case.headers["Viv-Generation"] = "1"
+
+
+@schemathesis.hook
+def after_call(ctx, case, response):
+    if case.operation.definition.raw["operationId"] != "createSandbox" or response.status_code not in (200, 201, 202):
+        return
+    made = json.loads(response.content)["id"]
+    if made not in LIVE:
+        LIVE.append(made)
+    while len(LIVE) > LIVE_MAX:
+        path = f"{os.environ['VIV_URL']}/v1/sandboxes/{LIVE.pop(0)}"
+        headers = {"Authorization": "Bearer " + os.environ["VIV_KEY"]}
+        try:
+            urllib.request.urlopen(urllib.request.Request(path, headers=headers, method="DELETE")).read()
+        except urllib.error.HTTPError as refused:
+            # Whoever deleted it before was one of these requests.
+            if refused.code not in (404, 409, 410):
+                raise
 
 
 @schemathesis.hook
