@@ -604,6 +604,7 @@ mod tests {
             output_bytes: 3,
             stdin_bytes: 4,
             pid: None,
+            argv: vec!["sh".to_owned()],
         };
         write_status(dir.path(), &status).unwrap();
         assert_eq!(read_status(dir.path()).unwrap(), Some(status));

@@ -239,7 +239,7 @@ mod tests {
             let context = ExecutionContext { sandbox: &sandbox, generation: Generation(3), spec: &spec, detach: false, frozen };
             let shown = |state: ExecState| Execution::shown(&ExecStatus {
                 id: "exe_1".parse().unwrap(), state, started_at_ms: 1, ended_at_ms: None, output_bytes: 0,
-                stdin_bytes: 0, pid: None,
+                stdin_bytes: 0, pid: None, argv: Vec::new(),
             }, context);
             prop_assert_eq!(shown(ExecState::Exited { code }).exit_code, Some(code));
             prop_assert_eq!(shown(ExecState::Signalled { signal: 9 }).state, ExecutionState::Signalled);

@@ -115,6 +115,41 @@ pub struct ExecStatus {
     /// Pid of its first process as seen inside the sandbox, while it runs.
     #[serde(default)]
     pub pid: Option<u32>,
+    /// What it was told to run, as [`ExecSpec::told_argv`] has it; nothing from who does not keep it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub argv: Vec<String>,
+}
+
+/// Most that is kept of a command with its status, as JSON: thousands of them fit into one answer.
+const TOLD_ARGV_BYTES_MAX: usize = 512;
+
+impl ExecSpec {
+    /// The command as it is kept with its status, for people to know it again: its beginning, if it is long.
+    pub fn told_argv(&self) -> Vec<String> {
+        let mut room = TOLD_ARGV_BYTES_MAX;
+        let mut told = Vec::new();
+        for word in &self.argv {
+            // Quotes and a comma.
+            let Some(left) = room.checked_sub(3) else { return told };
+            room = left;
+            let mut kept = String::new();
+            for letter in word.chars() {
+                let bytes = match letter {
+                    '"' | '\\' => 2,
+                    letter if letter.is_control() => 6,
+                    letter => letter.len_utf8(),
+                };
+                let Some(left) = room.checked_sub(bytes) else {
+                    told.push(kept);
+                    return told;
+                };
+                room = left;
+                kept.push(letter);
+            }
+            told.push(kept);
+        }
+        told
+    }
 }
 
 /// What an attached reader is told, in order.
@@ -140,4 +175,25 @@ pub enum OutputEvent {
     },
     /// The last thing a reader hears: the execution ended and all was said, or following was not asked for.
     End(ExecStatus),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn x2_a_command_is_told_by_its_beginning() {
+        let spec = |argv: &[&str]| ExecSpec {
+            argv: argv.iter().map(|word| (*word).to_owned()).collect(),
+            ..ExecSpec::default()
+        };
+        assert_eq!(spec(&["sh", "-c", "echo ü"]).told_argv(), ["sh", "-c", "echo ü"]);
+        for long in ["x".repeat(9_000), "\u{1}\"\\ü".repeat(9_000)] {
+            let told = spec(&["sh", "-c", &long, "more"]).told_argv();
+            assert_eq!((told[0].as_str(), told.len()), ("sh", 3));
+            assert!(long.starts_with(&told[2]) && !told[2].is_empty());
+            assert!(serde_json::to_string(&told).unwrap().len() <= TOLD_ARGV_BYTES_MAX + 2);
+        }
+        assert!(spec(&vec![""; 9_000]).told_argv().len() < TOLD_ARGV_BYTES_MAX);
+    }
 }

@@ -1,7 +1,7 @@
 //! What was asked of executions: a provider tells how one stands, and not what it was told to run.
 //!
-//! In memory and bounded. What is not known any more is shown without its command; its state, its output and its end
-//! are the provider's and always there.
+//! In memory and bounded. What is not known any more is shown with the beginning of its command, which is kept with its
+//! status; that, its output and its end are the provider's and always there.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};

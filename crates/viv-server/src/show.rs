@@ -16,7 +16,7 @@ use viv_api::sandbox::{
     Cause, Egress, Evidence, KeepAwake, Network, Observed, ObservedVia, ProviderState, Sandbox, SandboxPolicy,
     SandboxSpec, TimelineEntry,
 };
-use viv_core::exec::ExecStatus;
+use viv_core::exec::{ExecSpec, ExecStatus};
 use viv_core::lifecycle as core;
 use viv_core::spec as core_spec;
 use viv_core::{Generation, SandboxId};
@@ -158,7 +158,10 @@ pub(crate) fn execution(
     frozen: bool,
 ) -> Execution {
     let asked = state.executions().asked(sandbox, &status.id);
-    let context = ExecutionContext { sandbox, generation, spec: &asked.spec, detach: asked.detach, frozen };
+    // What was asked of a daemon before this one is told by who runs it.
+    let kept = ExecSpec { argv: status.argv.clone(), ..ExecSpec::default() };
+    let spec = if asked.spec.argv.is_empty() { &kept } else { &asked.spec };
+    let context = ExecutionContext { sandbox, generation, spec, detach: asked.detach, frozen };
     Execution::shown(status, context)
 }
 
@@ -254,7 +257,7 @@ fn about(gate: Gate) -> &'static str {
         Gate::OrphanGrace => "an instance without a record is left alone for a while",
         Gate::TwoListings => "and until two listings agree",
         Gate::Breaker => "a provider that fails again and again is left alone for a moment",
-        Gate::Quota => "the number of sandboxes is bounded",
+        Gate::Quota => "how many sandboxes there are and what they may use together is bounded",
     }
 }
 

@@ -69,6 +69,7 @@ fn j4_sandboxes_run_on(signal: Signal) {
     assert_eq!(shim_pid(&house, id), shim);
     let ended = client.sandbox(id).execution(run.id.clone()).get().unwrap();
     assert_eq!((ended.state, ended.exit_code), (ExecutionState::Exited, Some(7)));
+    assert_eq!(ended.argv, run.argv, "what it was told to run is known to who did not start it");
     assert_eq!(output(&client, id, &run.id), "begun\nheard\n");
     // The first use finds it probed by this daemon (T4).
     client.sandbox(id).start(&sh("true"), None).unwrap();

@@ -35,7 +35,7 @@ use rustix::termios::Winsize;
 use viv_agent::output;
 use viv_agent::proto::ErrorCode;
 use viv_core::ExecutionId;
-use viv_core::exec::{ExecState, ExecStatus, TtySize};
+use viv_core::exec::{ExecSpec, ExecState, ExecStatus, TtySize};
 
 use crate::agent::{Agent, Deadline, Wake, lock};
 use crate::error::{Result, error, invalid, refused, refused_io, say};
@@ -52,6 +52,8 @@ pub(crate) struct Execution {
     pub(crate) dir: PathBuf,
     /// Whether it is forgotten once it has ended and was read.
     pub(crate) transient: bool,
+    /// The beginning of its command, told with its status.
+    argv: Vec<String>,
     pub(crate) started_at_ms: u64,
     /// Bytes of output so far.
     pub(crate) written: AtomicU64,
@@ -117,7 +119,7 @@ impl Follower {
 }
 
 impl Execution {
-    pub(crate) fn new(id: ExecutionId, digest: [u64; 2], dir: PathBuf, transient: bool) -> Self {
+    pub(crate) fn new(id: ExecutionId, digest: [u64; 2], dir: PathBuf, spec: &ExecSpec) -> Self {
         let inner = Inner {
             state: None,
             ended_at_ms: None,
@@ -135,7 +137,8 @@ impl Execution {
             id,
             digest,
             dir,
-            transient,
+            transient: spec.transient,
+            argv: spec.told_argv(),
             started_at_ms: sys::wall_ms(),
             written: AtomicU64::new(0),
             input: stdin::Input::default(),
@@ -160,6 +163,7 @@ impl Execution {
             output_bytes: self.written.load(Ordering::Acquire),
             stdin_bytes: self.input.taken_bytes(),
             pid: running.map(|process| process.pid.as_raw_nonzero().get() as u32),
+            argv: self.argv.clone(),
         }
     }
 

@@ -76,7 +76,7 @@ pub(crate) fn start(agent: &'static Agent, fence: &Fence, id: ExecutionId, spec:
     agent.fencing.check(fence)?;
     let folder = if spec.transient { viv_agent::proto::TRANSIENT } else { viv_agent::proto::EXECUTIONS };
     let dir = agent.places.run.join(folder).join(id.as_str());
-    let execution = match agent.executions.enter(Execution::new(id, digest(spec), dir, spec.transient))? {
+    let execution = match agent.executions.enter(Execution::new(id, digest(spec), dir, spec))? {
         Entered::New(execution) => execution,
         Entered::Known(execution) => {
             // Somebody else is at it, or it has long been done.

@@ -10,8 +10,10 @@ use crate::instance::InstanceSpec;
 pub(super) async fn echoes_a_nonce_exactly(lab: &Lab) {
     let subject = lab.subject().await;
     let nonce = lab.nonce();
-    let heard = subject.run(&program::echo(&nonce)).await;
+    let spec = program::echo(&nonce);
+    let heard = subject.run(&spec).await;
     assert_eq!(heard.status.state, ExecState::Exited { code: 0 });
+    assert_eq!(heard.status.argv, spec.told_argv(), "what it was told to run is kept with how it stands");
     assert_eq!(heard.stdout_text(), format!("{nonce}\n"));
     assert_eq!(heard.status.output_bytes, nonce.len() as u64 + 1);
     assert!(heard.cuts.is_empty());

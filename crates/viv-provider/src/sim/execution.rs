@@ -154,6 +154,7 @@ impl Execution {
             output_bytes: self.output.written(),
             stdin_bytes: self.input_taken,
             pid: (!self.is_final()).then_some(self.pid),
+            argv: self.spec.told_argv(),
         }
     }
 
