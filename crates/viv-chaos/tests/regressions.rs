@@ -370,7 +370,7 @@ fn l8_a_stop_of_what_is_lost_is_answered_when_it_was_looked_for() {
 #[test]
 fn o9_listings_and_grace_are_switched_by_project() {
     paused(async {
-        let hasty: viv_core::spec::Project = "hasty".parse().unwrap();
+        let hasty: Project = "hasty".parse().unwrap();
         let off = || GateSetting { percent: 100, projects: [(hasty.clone(), 0)].into() };
         let gates = [(Gate::TwoListings, off()), (Gate::OrphanGrace, off())].into();
         let place = place_with(|config| drop(config.gates.replace(gates))).await;

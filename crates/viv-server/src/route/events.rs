@@ -207,10 +207,8 @@ async fn stats(State(state): State<ServerState>, caller: Caller, Query(query): Q
 
 /// What is in use of each quota, in one project or in all.
 fn quotas(quota: &Quota, in_project: bool, sandboxes: u64, sums: &Sums) -> Vec<QuotaUse> {
-    let (count_max, max) = match in_project {
-        true => (quota.project_max, quota.project_sums_max),
-        false => (quota.total_max, quota.total_sums_max),
-    };
+    let (count_max, max) =
+        if in_project { (quota.project_max, quota.project_sums_max) } else { (quota.total_max, quota.total_sums_max) };
     let one = |name: &str, used: u64, max: Option<u64>| QuotaUse { name: name.to_owned(), used, max };
     vec![
         one("sandboxes", sandboxes, (count_max < u64::MAX).then_some(count_max)),
