@@ -155,6 +155,10 @@ id!(
     /// A saved filesystem, with memory where the provider can.
     SnapshotId, "snp_"
 );
+id!(
+    /// A schedule of a sandbox.
+    ScheduleId, "sch_"
+);
 
 /// Says whose a sandbox is: one installation of Vivarium, one test.
 ///

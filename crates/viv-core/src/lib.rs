@@ -12,8 +12,11 @@ pub mod id;
 pub mod identity;
 pub mod lifecycle;
 pub mod limits;
+pub mod schedule;
 pub mod spec;
 
 pub use cause::EndCause;
-pub use id::{ExecutionId, FencingToken, Generation, IdError, OperationId, OwnerMark, SandboxId, SnapshotId};
+pub use id::{
+    ExecutionId, FencingToken, Generation, IdError, OperationId, OwnerMark, SandboxId, ScheduleId, SnapshotId,
+};
 pub use identity::Identity;

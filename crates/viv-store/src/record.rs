@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use viv_core::lifecycle::{PhaseName, Sandbox};
+use viv_core::schedule::Schedule;
 use viv_core::spec::{Name, Project};
-use viv_core::{FencingToken, SandboxId};
+use viv_core::{FencingToken, SandboxId, ScheduleId};
 
 use crate::journal::NewLine;
 
@@ -149,6 +150,33 @@ pub struct Listing {
     pub items: Vec<Sandbox>,
     /// Where to go on.
     pub next: Option<String>,
+}
+
+/// Which schedules to list: in the order of their ids, which is that in which they were made.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ScheduleQuery {
+    /// Of this project.
+    pub project: Option<Project>,
+    /// Of this sandbox.
+    pub sandbox: Option<SandboxId>,
+    /// After this one.
+    pub after: Option<ScheduleId>,
+    /// At most this many.
+    pub limit: usize,
+}
+
+impl ScheduleQuery {
+    /// The word for how many a sandbox may have, in [`crate::StoreError::Quota`].
+    pub const LIMIT: &'static str = "schedules_per_sandbox";
+}
+
+/// A page of schedules.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ScheduleListing {
+    /// The schedules.
+    pub items: Vec<Schedule>,
+    /// Where to go on.
+    pub next: Option<ScheduleId>,
 }
 
 /// How many records are in each phase, deleted ones left out.

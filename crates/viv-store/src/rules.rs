@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use viv_core::lifecycle::{Evidence, PhaseName, Sandbox};
 use viv_core::limits::{ResourceLimits, UNLIMITED};
+use viv_core::schedule::Schedule;
 use viv_core::spec::{Policy, SandboxSpec};
 
 use crate::error::StoreError;
-use crate::record::{Quota, Sums, Weights};
+use crate::record::{Quota, ScheduleListing, ScheduleQuery, Sums, Weights};
 
 /// What is left of a sandbox that is over, in the end (J9): a record without what nobody asks about any more: id, name, cause and times stay, and what a late caller is
 /// compared with (version, generation).
@@ -121,4 +122,24 @@ pub(crate) fn is_living(sandbox: &Sandbox) -> bool {
 /// Whether it counts for quotas (L18).
 pub(crate) fn may_live(sandbox: &Sandbox) -> bool {
     PhaseName::MAY_LIVE.contains(&sandbox.phase.name())
+}
+
+/// What the stored version has to be for this schedule to be written.
+pub(crate) fn expected_schedule_version(schedule: &Schedule) -> Result<u64, StoreError> {
+    schedule.version.checked_sub(1).ok_or_else(|| StoreError::Corrupt {
+        what: format!("{} was to be written with version 0; the first one is 1", schedule.id),
+    })
+}
+
+/// Refuses one more schedule of a sandbox.
+pub(crate) fn check_schedules(used: u64, max: u64) -> Result<(), StoreError> {
+    if used >= max { Err(StoreError::Quota { limit: ScheduleQuery::LIMIT, used, max }) } else { Ok(()) }
+}
+
+/// A page of those that are left, which are in order.
+pub(crate) fn schedule_page(rest: impl Iterator<Item = Schedule>, limit: usize) -> ScheduleListing {
+    let mut rest = rest.peekable();
+    let items: Vec<Schedule> = rest.by_ref().take(limit).collect();
+    let next = items.last().filter(|_| rest.peek().is_some()).map(|last| last.id.clone());
+    ScheduleListing { items, next }
 }

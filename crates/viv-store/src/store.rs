@@ -3,13 +3,15 @@
 use async_trait::async_trait;
 use tokio::sync::watch;
 use viv_core::lifecycle::Sandbox;
+use viv_core::schedule::Schedule;
 use viv_core::spec::{Name, Project};
-use viv_core::{FencingToken, SandboxId};
+use viv_core::{FencingToken, SandboxId, ScheduleId};
 
 use crate::error::StoreError;
 use crate::journal::{Cursor, JournalFilter, JournalLine, NewLine};
 use crate::record::{
-    ApiKey, Change, Idempotency, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Remembered,
+    ApiKey, Change, Idempotency, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Remembered, ScheduleListing,
+    ScheduleQuery,
 };
 
 type Result<T> = std::result::Result<T, StoreError>;
@@ -119,6 +121,33 @@ pub trait Store: Send + Sync {
 
     /// Sets one, unless it is there; answers with what is there then.
     async fn set_meta_once(&self, epoch: Epoch, name: &str, value: &str) -> Result<String>;
+
+    /// Sets one, or takes it away, with the line about it.
+    async fn put_meta(&self, epoch: Epoch, name: &str, value: Option<&str>, line: NewLine) -> Result<()>;
+
+    /// Writes a schedule with the lines about it, by compare-and-set on its version, all or nothing. `Conflict` when the
+    /// stored version is not one less, and when its sandbox is not there or is over: who is gone has no schedules, and
+    /// those it had went with the commit that said so. `Quota` when a new one would be more than this many of its
+    /// sandbox.
+    async fn put_schedule(&self, epoch: Epoch, schedule: Schedule, lines: Vec<NewLine>, max: u64) -> Result<()>;
+
+    /// A schedule.
+    async fn schedule(&self, id: &ScheduleId) -> Result<Option<Schedule>>;
+
+    /// A page of schedules.
+    async fn schedules(&self, query: &ScheduleQuery) -> Result<ScheduleListing>;
+
+    /// Those whose [`Schedule::due_at_ms`] is not after this, soonest first, at most this many.
+    async fn due_schedules(&self, until_ms: u64, limit: usize) -> Result<Vec<ScheduleId>>;
+
+    /// The soonest due time of all schedules.
+    async fn next_schedule_ms(&self) -> Result<Option<u64>>;
+
+    /// Those that have a run under way.
+    async fn running_schedules(&self) -> Result<Vec<ScheduleId>>;
+
+    /// Takes a schedule away with a line about it. Whether it was there; without it there is no line.
+    async fn remove_schedule(&self, epoch: Epoch, id: &ScheduleId, line: NewLine) -> Result<bool>;
 
     /// Retention (J9), a bounded piece of it: forgets journal lines before a time, idempotency keys of before a time
     /// whose sandbox is over, leases that expired before it, and shrinks tombstones of before a time to id, name, cause

@@ -30,6 +30,17 @@ pub enum Event {
     },
     /// Nobody uses it: it is to be frozen.
     Idle,
+    /// Who woke it is done with it: it goes back to where it was, unless somebody else used it meanwhile (L17).
+    Rest {
+        /// Back to what.
+        to: RestAt,
+        /// When it was woken. Who used it later than that was somebody else.
+        woken_at_ms: u64,
+        /// The last use that is known beside the record.
+        used_at_ms: u64,
+        /// Who woke it.
+        by: Actor,
+    },
     /// An effect had this outcome.
     Done {
         /// Under which id it was performed.
@@ -55,6 +66,16 @@ pub enum Event {
     },
     /// The time has come that [`super::Sandbox::due_at_ms`] told.
     Due,
+}
+
+/// Where a sandbox is at rest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RestAt {
+    /// Frozen.
+    Frozen,
+    /// Hibernated.
+    Hibernated,
 }
 
 /// How an instance was seen. What could not be seen is not an event (T7).

@@ -40,7 +40,7 @@ use serde::{Deserialize, Serialize};
 
 pub use cause::{Actor, Cause, Caused};
 pub use effect::{Effect, outstanding};
-pub use event::{Event, Failure, FailureKind, Outcome, Seen};
+pub use event::{Event, Failure, FailureKind, Outcome, RestAt, Seen};
 pub use evidence::{Check, Evidence, Finding, Observed, PortCheck};
 pub use phase::{FreezeStep, HibernateStep, MakeStep, Phase, PhaseName, VerifyStep, Work};
 pub use status::{EVIDENCE_MS_MAX, Status, status};

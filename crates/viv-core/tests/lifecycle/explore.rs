@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 use viv_core::lifecycle::{
     Cause, Denial, EntryKind, Event, Evidence, Failure, FailureKind, Finding, FreezeStep, Happened, Ignored, Outcome,
-    Phase, PhaseName, Sandbox, Seen, Stepped, Timings, Work,
+    Phase, PhaseName, RestAt, Sandbox, Seen, Stepped, Timings, Work,
 };
 use viv_core::{EndCause, Generation};
 
@@ -139,6 +139,12 @@ fn moments(sandbox: &Sandbox) -> BTreeSet<u64> {
 /// Everything that can happen.
 pub(crate) fn events(sandbox: &Sandbox, now_ms: u64) -> Vec<(&'static str, Event)> {
     let mut events = vec![("stop", stop()), ("delete", delete()), ("idle", Event::Idle), ("due", Event::Due)];
+    for (word, to) in [("back to frozen", RestAt::Frozen), ("back to hibernated", RestAt::Hibernated)] {
+        // Nobody else used it since, or somebody did.
+        for woken_at_ms in [sandbox.active_at_ms, 0] {
+            events.push((word, Event::Rest { to, woken_at_ms, used_at_ms: 0, by: user() }));
+        }
+    }
     for kind in [EntryKind::Create, EntryKind::Ensure, EntryKind::Task, EntryKind::Gateway, EntryKind::Schedule] {
         let word = if kind.is_explicit() { "entry by will" } else { "entry by traffic" };
         events.push((word, enter(kind)));

@@ -2,8 +2,8 @@
 //! rules that are best read as a short story.
 
 use viv_core::lifecycle::{
-    Cause, Denial, Desired, Effect, EntryKind, Event, Failure, FailureKind, Finding, FreezeStep, HibernateStep,
-    Ignored, Outcome, Phase, PhaseName, Sandbox, Seen, Stepped, outstanding,
+    Actor, Cause, Denial, Desired, Effect, EntryKind, Event, Failure, FailureKind, Finding, FreezeStep, HibernateStep,
+    Ignored, Outcome, Phase, PhaseName, RestAt, Sandbox, Seen, Stepped, outstanding,
 };
 use viv_core::{EndCause, Generation};
 
@@ -340,4 +340,29 @@ fn t7_an_answer_that_comes_late_proves_nothing_more() {
         sandbox = after(&sandbox, &done(&sandbox, report), NOW_MS + now_ms);
     }
     assert_eq!(sandbox.phase.name(), PhaseName::Verifying);
+}
+
+#[test]
+fn l17_who_was_woken_by_a_schedule_goes_back_unless_somebody_else_used_it() {
+    let woken = {
+        let asleep = Sandbox { held: false, held_by: None, ..hibernated() };
+        let resuming = after(&asleep, &enter(EntryKind::Schedule), NOW_MS);
+        let made = after(&resuming, &done(&resuming, made()), NOW_MS + 10);
+        after(&made, &done(&made, Outcome::Probed(evidence(Finding::Ok, NOW_MS + 20))), NOW_MS + 20)
+    };
+    assert_eq!(woken.phase, Phase::Ready);
+    let rest = |to, used_at_ms| Event::Rest { to, woken_at_ms: NOW_MS, used_at_ms, by: Actor::part("schedule") };
+    let back = after(&woken, &rest(RestAt::Hibernated, 0), NOW_MS + 1_000);
+    assert!(matches!(back.phase, Phase::Hibernating { .. }) && !back.held, "{back:?}");
+    let frozen = after(&woken, &rest(RestAt::Frozen, 0), NOW_MS + 1_000);
+    assert!(matches!(frozen.phase, Phase::Frozen { .. }), "{frozen:?}");
+    // Somebody used it: as the record has it, or as is known beside it.
+    let used = Sandbox { active_at_ms: NOW_MS + 500, ..woken.clone() };
+    for (sandbox, used_at_ms) in [(&used, 0), (&woken, NOW_MS + 500)] {
+        let stays = step_at(sandbox, &rest(RestAt::Hibernated, used_at_ms), NOW_MS + 1_000);
+        assert_eq!(stays, Stepped::Ignored(Ignored::NotIdle));
+    }
+    // A stop by a user stands, and no schedule undoes it (L9).
+    let stopped = after(&woken, &stop(), NOW_MS + 900);
+    assert_eq!(step_at(&stopped, &rest(RestAt::Hibernated, 0), NOW_MS + 1_000), Stepped::Ignored(Ignored::Busy));
 }

@@ -56,7 +56,9 @@ fn ignored(before: &Sandbox, event: &Event, why: Ignored) {
             assert_eq!(*generation != before.generation, why == Ignored::StaleGeneration);
         }
         Event::Due => assert_eq!(why, Ignored::NotDue),
-        Event::Idle => assert!(matches!(why, Ignored::NotIdle | Ignored::Busy | Ignored::NothingNew)),
+        Event::Idle | Event::Rest { .. } => {
+            assert!(matches!(why, Ignored::NotIdle | Ignored::Busy | Ignored::NothingNew));
+        }
         Event::Enter { .. } | Event::Stop { .. } | Event::Delete { .. } => assert_eq!(why, Ignored::NothingNew),
     }
     if let Event::Enter { .. } = event {
@@ -193,6 +195,7 @@ fn whose(before: &Sandbox, event: &Event, accepted: &Accepted) {
             Event::Enter { .. }
             | Event::Delete { .. }
             | Event::Idle
+            | Event::Rest { .. }
             | Event::Done { .. }
             | Event::Seen { .. }
             | Event::Probed { .. }
@@ -237,6 +240,9 @@ fn wishes(before: &Sandbox, event: &Event, accepted: &Accepted) {
     if expired && next.policy.persistent {
         assert_eq!(next.entry, before.entry, "who waits for what has expired still does");
     }
+    if let Event::Rest { woken_at_ms, .. } = event {
+        assert!(before.phase == Phase::Ready && before.active_at_ms <= *woken_at_ms && !next.held);
+    }
     if entered {
         assert_eq!(next.desired, Desired::Running);
         assert!(next.entry.is_some() || next.phase == Phase::Ready);
@@ -270,6 +276,8 @@ fn patience(before: &Sandbox, event: &Event, accepted: &Accepted, now_ms: u64) {
         Event::Due => {
             assert!(!matches!(next.phase, Phase::Provisioning { .. } | Phase::Resuming { .. }), "replaced for time");
         }
-        Event::Enter { .. } | Event::Idle | Event::Done { .. } | Event::Probed { .. } => panic!("{event:?}"),
+        Event::Enter { .. } | Event::Idle | Event::Rest { .. } | Event::Done { .. } | Event::Probed { .. } => {
+            panic!("{event:?}")
+        }
     }
 }

@@ -54,3 +54,12 @@ pub(super) async fn meta_of_many_at_once_is_one(lab: &Lab) {
     let there = lab.store.meta("m").await.unwrap().unwrap();
     assert!(answers.iter().all(|answer| *answer == there), "{answers:?}");
 }
+
+pub(super) async fn meta_is_put_and_taken_away_with_a_line(lab: &Lab) {
+    lab.store.put_meta(lab.epoch, "m", Some("one"), note(1, "put")).await.unwrap();
+    lab.store.put_meta(lab.epoch, "m", Some("two"), note(2, "put again")).await.unwrap();
+    assert_eq!(lab.store.meta("m").await.unwrap().as_deref(), Some("two"));
+    lab.store.put_meta(lab.epoch, "m", None, note(3, "taken away")).await.unwrap();
+    assert_eq!(lab.store.meta("m").await.unwrap(), None);
+    assert_eq!(lab.lines().await.len(), 3);
+}

@@ -19,6 +19,7 @@ mod ownership;
 mod quotas;
 mod records;
 mod retention;
+mod schedules;
 mod times;
 
 use std::future::Future;
@@ -154,6 +155,15 @@ macro_rules! __store_cases {
                 s3_are_kept_and_replaced_with_a_line,
                 meta_is_set_once,
                 meta_of_many_at_once_is_one,
+                meta_is_put_and_taken_away_with_a_line,
+            }
+            schedules {
+                l17_are_kept_changed_and_removed,
+                l17_a_stale_version_conflicts,
+                l17_are_bounded_per_sandbox,
+                l17_are_listed_by_sandbox_and_project,
+                l17_due_is_soonest_first,
+                l17_who_is_gone_has_none,
             }
             retention {
                 j9_old_lines_are_forgotten,

@@ -7,6 +7,7 @@ use viv_core::lifecycle::Sandbox;
 use super::Lab;
 use super::keys::key;
 use super::lab::{MANY, about, change, everything, idempotency, note, owner};
+use super::schedules::schedule;
 use crate::error::StoreError;
 use crate::journal::{Cursor, JournalFilter};
 use crate::record::{LeaseKind, Owner};
@@ -52,6 +53,12 @@ async fn writes(store: &dyn Store, epoch: Epoch, sandbox: &Sandbox, token: Fenci
         ("touch", refused(store.touch(epoch, id, 99_999).await)),
         ("put_key", refused(store.put_key(epoch, key("key_late", 1), note(1, "late")).await)),
         ("set_meta_once", refused(store.set_meta_once(epoch, "m", "late").await.map(drop))),
+        ("put_meta", refused(store.put_meta(epoch, "n", Some("late"), note(1, "late")).await)),
+        ("put_schedule", refused(store.put_schedule(epoch, schedule(sandbox, 1, None), Vec::new(), 9).await)),
+        (
+            "remove_schedule",
+            refused(store.remove_schedule(epoch, &schedule(sandbox, 1, None).id, note(1, "late")).await.map(drop)),
+        ),
         ("retain", refused(store.retain(epoch, 99_999, MANY).await.map(drop))),
     ]
 }

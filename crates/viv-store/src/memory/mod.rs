@@ -7,6 +7,7 @@
 //! Architecture invariant: every write checks everything before it changes anything, so there is nothing to roll back.
 
 mod read;
+mod schedules;
 mod write;
 
 use std::collections::BTreeMap;
@@ -16,13 +17,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use tokio::sync::watch;
 use viv_core::lifecycle::Sandbox;
+use viv_core::schedule::Schedule;
 use viv_core::spec::{Name, Project};
-use viv_core::{FencingToken, SandboxId};
+use viv_core::{FencingToken, SandboxId, ScheduleId};
 
 use crate::error::StoreError;
 use crate::journal::{Cursor, JournalFilter, JournalLine, NewLine};
 use crate::record::{
-    ApiKey, Change, Idempotency, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Remembered,
+    ApiKey, Change, Idempotency, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Remembered, ScheduleListing,
+    ScheduleQuery,
 };
 use crate::store::{Epoch, Store};
 
@@ -71,6 +74,7 @@ struct State {
     idempotency: BTreeMap<(Project, String, String), Remembered>,
     keys: BTreeMap<String, ApiKey>,
     meta: BTreeMap<String, String>,
+    schedules: BTreeMap<ScheduleId, Schedule>,
 }
 
 /// A lease, and under which ownership it was taken.
@@ -278,6 +282,48 @@ impl Store for MemoryStore {
         self.write("set_meta_once", epoch, |state| {
             Ok(state.meta.entry(name.to_owned()).or_insert_with(|| value.to_owned()).clone())
         })
+    }
+
+    async fn put_meta(&self, epoch: Epoch, name: &str, value: Option<&str>, line: NewLine) -> Result<()> {
+        self.write("put_meta", epoch, |state| {
+            match value {
+                Some(value) => state.meta.insert(name.to_owned(), value.to_owned()),
+                None => state.meta.remove(name),
+            };
+            state.append(vec![line]);
+            Ok(())
+        })
+    }
+
+    async fn put_schedule(&self, epoch: Epoch, schedule: Schedule, lines: Vec<NewLine>, max: u64) -> Result<()> {
+        self.write("put_schedule", epoch, |state| state.put_schedule(schedule, lines, max))
+    }
+
+    async fn schedule(&self, id: &ScheduleId) -> Result<Option<Schedule>> {
+        self.call("schedule", |state| Ok(state.schedules.get(id).cloned()))
+    }
+
+    async fn schedules(&self, query: &ScheduleQuery) -> Result<ScheduleListing> {
+        self.call("schedules", |state| Ok(state.schedules_like(query)))
+    }
+
+    async fn due_schedules(&self, until_ms: u64, limit: usize) -> Result<Vec<ScheduleId>> {
+        self.call("due_schedules", |state| Ok(state.due_schedules(until_ms, limit)))
+    }
+
+    async fn next_schedule_ms(&self) -> Result<Option<u64>> {
+        self.call("next_schedule_ms", |state| Ok(state.schedules.values().filter_map(Schedule::due_at_ms).min()))
+    }
+
+    async fn running_schedules(&self) -> Result<Vec<ScheduleId>> {
+        self.call("running_schedules", |state| {
+            let running = state.schedules.values().filter(|schedule| schedule.run.is_some());
+            Ok(running.map(|schedule| schedule.id.clone()).collect())
+        })
+    }
+
+    async fn remove_schedule(&self, epoch: Epoch, id: &ScheduleId, line: NewLine) -> Result<bool> {
+        self.write("remove_schedule", epoch, |state| Ok(state.remove_schedule(id, line)))
     }
 
     async fn retain(&self, epoch: Epoch, before_ms: u64, limit: usize) -> Result<u64> {

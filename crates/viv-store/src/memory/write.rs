@@ -44,6 +44,9 @@ impl State {
         if sandbox.is_over() {
             self.leases.retain(|(of, _), _| *of != sandbox.id);
         }
+        if !is_living(&sandbox) {
+            self.schedules.retain(|_, schedule| schedule.sandbox != sandbox.id);
+        }
         self.sandboxes.insert(sandbox.id.clone(), sandbox);
         Ok(self.append(lines))
     }

@@ -1,7 +1,7 @@
 //! A store in one SQLite file.
 //!
 //! One thread writes, in groups ([`threads`]); others read, each from a snapshot of the latest commit (WAL). With
-//! `synchronous=FULL` every commit is on disk before it is answered. What is in the file: `schema_1.sql`.
+//! `synchronous=FULL` every commit is on disk before it is answered. What is in the file: `schema_*.sql`.
 //!
 //! Times and counts beyond 2^63 - 1 are found as if they were that; the record itself keeps what it says.
 
@@ -10,6 +10,7 @@ mod failure;
 mod list;
 mod read;
 mod renew;
+mod schedules;
 mod schema;
 mod threads;
 mod write;
@@ -23,13 +24,15 @@ use async_trait::async_trait;
 use rusqlite::{Connection, OpenFlags};
 use tokio::sync::watch;
 use viv_core::lifecycle::Sandbox;
+use viv_core::schedule::Schedule;
 use viv_core::spec::{Name, Project};
-use viv_core::{FencingToken, SandboxId};
+use viv_core::{FencingToken, SandboxId, ScheduleId};
 
 use crate::error::StoreError;
 use crate::journal::{Cursor, JournalFilter, JournalLine, NewLine};
 use crate::record::{
-    ApiKey, Change, Idempotency, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Remembered,
+    ApiKey, Change, Idempotency, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Remembered, ScheduleListing,
+    ScheduleQuery,
 };
 use crate::store::{Epoch, Store};
 use threads::{Bounded, Queue};
@@ -290,6 +293,42 @@ impl Store for SqliteStore {
     async fn set_meta_once(&self, epoch: Epoch, name: &str, value: &str) -> Result<String> {
         let (name, value) = (name.to_owned(), value.to_owned());
         self.write(epoch, move |db| write::set_meta_once(db, &name, &value)).await
+    }
+
+    async fn put_meta(&self, epoch: Epoch, name: &str, value: Option<&str>, line: NewLine) -> Result<()> {
+        let (name, value) = (name.to_owned(), value.map(str::to_owned));
+        self.write(epoch, move |db| write::put_meta(db, &name, value.as_deref(), &line)).await
+    }
+
+    async fn put_schedule(&self, epoch: Epoch, schedule: Schedule, lines: Vec<NewLine>, max: u64) -> Result<()> {
+        self.write(epoch, move |db| schedules::put(db, &schedule, &lines, max)).await
+    }
+
+    async fn schedule(&self, id: &ScheduleId) -> Result<Option<Schedule>> {
+        let id = id.clone();
+        self.readers.call(move |db| schedules::get(db, &id)).await
+    }
+
+    async fn schedules(&self, query: &ScheduleQuery) -> Result<ScheduleListing> {
+        let query = query.clone();
+        self.readers.call(move |db| schedules::list(db, &query)).await
+    }
+
+    async fn due_schedules(&self, until_ms: u64, limit: usize) -> Result<Vec<ScheduleId>> {
+        self.readers.call(move |db| schedules::due(db, until_ms, limit)).await
+    }
+
+    async fn next_schedule_ms(&self) -> Result<Option<u64>> {
+        self.readers.call(schedules::next_ms).await
+    }
+
+    async fn running_schedules(&self) -> Result<Vec<ScheduleId>> {
+        self.readers.call(schedules::running).await
+    }
+
+    async fn remove_schedule(&self, epoch: Epoch, id: &ScheduleId, line: NewLine) -> Result<bool> {
+        let id = id.clone();
+        self.write(epoch, move |db| schedules::remove(db, &id, &line)).await
     }
 
     async fn retain(&self, epoch: Epoch, before_ms: u64, limit: usize) -> Result<u64> {

@@ -251,6 +251,15 @@ pub(super) fn set_meta_once(db: &Connection, name: &str, value: &str) -> Result<
     Ok(read::meta(db, name)?.unwrap_or_else(|| value.to_owned()))
 }
 
+pub(super) fn put_meta(db: &Connection, name: &str, value: Option<&str>, line: &NewLine) -> Result<()> {
+    match value {
+        Some(value) => db.prepare_cached("INSERT OR REPLACE INTO meta VALUES (?1, ?2)")?.execute([name, value])?,
+        None => db.prepare_cached("DELETE FROM meta WHERE name = ?1")?.execute([name])?,
+    };
+    append(db, std::slice::from_ref(line))?;
+    Ok(())
+}
+
 pub(super) fn retain(db: &Connection, before_ms: u64, limit: usize) -> Result<u64> {
     let forget = [
         "DELETE FROM journal WHERE cursor IN (SELECT cursor FROM journal WHERE at < ?1 ORDER BY at LIMIT ?2)",

@@ -3,6 +3,7 @@
 use super::draft::{Draft, Verify};
 use super::{Denial, Happened, Ignored, Stepped};
 use crate::lifecycle::cause::{Actor, Cause};
+use crate::lifecycle::event::RestAt;
 use crate::lifecycle::phase::{FreezeStep, Phase, VerifyStep};
 use crate::lifecycle::{Desired, Entry, EntryKind, Moment, Sandbox};
 
@@ -126,6 +127,45 @@ pub(super) fn idle(sandbox: &Sandbox, at: Moment<'_>) -> Stepped {
         | Phase::Verifying { .. }
         | Phase::Hibernating { .. }
         | Phase::Hibernated { .. }
+        | Phase::Resuming { .. }
+        | Phase::Lost
+        | Phase::Failed { .. }
+        | Phase::Stopping { .. }
+        | Phase::Stopped => Stepped::Ignored(Ignored::Busy),
+    }
+}
+
+/// Who woke it is done with it. Whether somebody else used it meanwhile is read here, where the decision is made.
+pub(super) fn rest(
+    sandbox: &Sandbox,
+    to: RestAt,
+    woken_at_ms: u64,
+    used_at_ms: u64,
+    by: &Actor,
+    at: Moment<'_>,
+) -> Stepped {
+    match &sandbox.phase {
+        // A stop was acknowledged and is about to be acted upon.
+        Phase::Ready if sandbox.desired == Desired::Hibernated => Stepped::Ignored(Ignored::Busy),
+        Phase::Ready => {
+            let awake = sandbox.keep_awake.values().any(|lease| lease.until_ms > at.now_ms);
+            let used = sandbox.active_at_ms.max(used_at_ms) > woken_at_ms;
+            if used || awake || sandbox.entry.is_some() {
+                return Stepped::Ignored(Ignored::NotIdle);
+            }
+            let draft = Draft::of(sandbox, at);
+            match to {
+                RestAt::Hibernated if sandbox.policy.persistent => draft.hibernating(Cause::Idle, by),
+                // What is not saved has nowhere else to go.
+                RestAt::Hibernated | RestAt::Frozen => draft.freezing(),
+            }
+        }
+        Phase::Frozen { step: FreezeStep::Freeze { .. } | FreezeStep::Done } | Phase::Hibernated { .. } => {
+            Stepped::Ignored(Ignored::NothingNew)
+        }
+        Phase::Provisioning { .. }
+        | Phase::Verifying { .. }
+        | Phase::Hibernating { .. }
         | Phase::Resuming { .. }
         | Phase::Lost
         | Phase::Failed { .. }

@@ -85,6 +85,7 @@ pub fn step(sandbox: &Sandbox, event: &Event, at: Moment<'_>) -> Stepped {
         Event::Stop { by } => asked::stop(sandbox, by, at),
         Event::Delete { by } => asked::delete(sandbox, by, at),
         Event::Idle => asked::idle(sandbox, at),
+        Event::Rest { to, woken_at_ms, used_at_ms, by } => asked::rest(sandbox, *to, *woken_at_ms, *used_at_ms, by, at),
         Event::Done { operation, outcome } => done::done(sandbox, operation, outcome, at),
         Event::Seen { generation, seen, observed } => seen::seen(sandbox, *generation, seen, observed, at),
         Event::Probed { generation, evidence } => seen::probed(sandbox, *generation, evidence, at),
