@@ -8,11 +8,13 @@ pub mod capability;
 pub mod cause;
 pub mod exec;
 pub mod file;
+pub mod hook;
 pub mod id;
 pub mod identity;
 pub mod lifecycle;
 pub mod limits;
 pub mod schedule;
+pub mod service;
 pub mod spec;
 
 pub use cause::EndCause;

@@ -6,7 +6,9 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::hook::{Hooks, check_hooks};
 use crate::limits::ResourceLimits;
+use crate::service::{ServiceSpec, check_services};
 
 /// A hard deadline when nothing is said (L5).
 pub const LIFETIME_MS_DEFAULT: u64 = 60 * 60 * 1000;
@@ -37,7 +39,7 @@ pub struct Invalid {
 }
 
 impl Invalid {
-    fn new(what: impl Into<String>, hint: impl Into<String>) -> Self {
+    pub(crate) fn new(what: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { what: what.into(), hint: hint.into() }
     }
 }
@@ -97,6 +99,12 @@ pub struct SandboxSpec {
     pub workdir: String,
     /// TCP ports that have to answer before it is called ready (T2).
     pub ports: Vec<u16>,
+    /// Long-running commands that have to be ready before it is (T2).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub services: Vec<ServiceSpec>,
+    /// What is done when it starts, stops, resumes or times out (L14).
+    #[serde(skip_serializing_if = "Hooks::is_empty")]
+    pub hooks: Hooks,
 }
 
 impl Default for SandboxSpec {
@@ -108,6 +116,8 @@ impl Default for SandboxSpec {
             env: BTreeMap::new(),
             workdir: "/workspace".to_owned(),
             ports: Vec::new(),
+            services: Vec::new(),
+            hooks: Hooks::new(),
         }
     }
 }
@@ -132,7 +142,8 @@ impl SandboxSpec {
                 "name the ports that have to answer before it is used",
             ));
         }
-        Ok(())
+        check_services(&self.services)?;
+        check_hooks(&self.hooks)
     }
 }
 
@@ -248,6 +259,12 @@ word!(
     /// Whose sandboxes belong together; nothing reaches from one project into another.
     Project,
     "a project"
+);
+
+word!(
+    /// What a service is called in its sandbox.
+    ServiceName,
+    "a service"
 );
 
 impl Default for Project {

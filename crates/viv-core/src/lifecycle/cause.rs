@@ -81,6 +81,12 @@ pub enum Cause {
     CreateFailed,
     /// A phase did not end in time.
     DeadlinePassed,
+    /// A service ended, and is started again.
+    ServiceEnded,
+    /// A service ended, or did not become ready, and is given up.
+    ServiceFailed,
+    /// A hook failed that must not.
+    HookFailed,
 }
 
 impl Cause {
@@ -111,6 +117,9 @@ impl Cause {
             Self::Unresponsive => "unresponsive",
             Self::CreateFailed => "create_failed",
             Self::DeadlinePassed => "deadline_passed",
+            Self::ServiceEnded => "service_ended",
+            Self::ServiceFailed => "service_failed",
+            Self::HookFailed => "hook_failed",
         }
     }
 

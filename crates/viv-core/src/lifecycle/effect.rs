@@ -2,6 +2,7 @@
 
 use super::phase::{FreezeStep, HibernateStep, MakeStep, Phase, VerifyStep};
 use super::{Sandbox, Work};
+use crate::hook::HookPoint;
 use crate::id::{Generation, OperationId, SnapshotId};
 
 /// One thing that is outstanding at the provider. Safe to repeat under its operation id.
@@ -23,6 +24,18 @@ pub enum Effect {
     Probe {
         /// Which.
         generation: Generation,
+    },
+    /// Start its services, and wait until each is ready or has ended.
+    Serve {
+        /// Which.
+        generation: Generation,
+    },
+    /// Perform a hook.
+    Hook {
+        /// In which.
+        generation: Generation,
+        /// Which hook.
+        point: HookPoint,
     },
     /// Freeze it.
     Freeze {
@@ -55,6 +68,8 @@ impl Effect {
             Self::Create { .. } => "create",
             Self::Restore { .. } => "restore",
             Self::Probe { .. } => "probe",
+            Self::Serve { .. } => "serve",
+            Self::Hook { .. } => "hook",
             Self::Freeze { .. } => "freeze",
             Self::Thaw { .. } => "thaw",
             Self::Save { .. } => "save",
@@ -77,6 +92,11 @@ pub fn outstanding(sandbox: &Sandbox) -> Option<(Effect, &Work)> {
             Some(Effect::Restore { generation, snapshot: snapshot.clone() })
         }
         Phase::Verifying { step: VerifyStep::Thaw, .. } => Some(Effect::Thaw { generation }),
+        Phase::Verifying { step: VerifyStep::Services, .. } => Some(Effect::Serve { generation }),
+        // A record that names a hook which is not outstanding has nothing to do but to be probed.
+        Phase::Verifying { step: VerifyStep::Hook, .. } => {
+            Some(sandbox.hook.map_or(Effect::Probe { generation }, |point| Effect::Hook { generation, point }))
+        }
         Phase::Verifying { step: VerifyStep::Probe, .. } => Some(Effect::Probe { generation }),
         Phase::Frozen { step: FreezeStep::Freeze { .. } } => Some(Effect::Freeze { generation }),
         Phase::Hibernating { step: HibernateStep::Save, .. } => {

@@ -6,7 +6,9 @@ use super::cause::Actor;
 use super::evidence::Evidence;
 use super::{EntryKind, Observed};
 use crate::cause::EndCause;
+use crate::hook::HookReport;
 use crate::id::{Generation, OperationId};
+use crate::service::ServiceReport;
 
 /// Something that happened, or that somebody wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,6 +106,10 @@ pub enum Outcome {
     Cleared,
     /// It was probed.
     Probed(Evidence),
+    /// Its services were started, and each is ready or has ended.
+    Served(Vec<ServiceReport>),
+    /// A hook was performed.
+    Hooked(HookReport),
     /// It is frozen.
     Frozen,
     /// It has its processors back.

@@ -2,6 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::id::ExecutionId;
+use crate::spec::{SandboxSpec, ServiceName};
+
 /// What a check found. Timeout, unhealthy and gone are three different findings (T7).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -39,6 +42,17 @@ pub struct PortCheck {
     pub check: Check,
 }
 
+/// The check of a service.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServiceCheck {
+    /// Which.
+    pub service: ServiceName,
+    /// Which start of it.
+    pub execution: ExecutionId,
+    /// What came of it.
+    pub check: Check,
+}
+
 /// What was checked last, for one generation.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Evidence {
@@ -48,6 +62,9 @@ pub struct Evidence {
     pub filesystem: Option<Check>,
     /// Each port that the spec names.
     pub ports: Vec<PortCheck>,
+    /// Each service that the spec names.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub services: Vec<ServiceCheck>,
 }
 
 impl Evidence {
@@ -55,6 +72,7 @@ impl Evidence {
         [self.exec.as_ref(), self.filesystem.as_ref()]
             .into_iter()
             .chain(self.ports.iter().map(|port| Some(&port.check)))
+            .chain(self.services.iter().map(|service| Some(&service.check)))
     }
 
     /// The worst finding: gone before unhealthy before timeout. `None` when something was not checked at all.
@@ -69,11 +87,21 @@ impl Evidence {
         findings?.into_iter().max_by_key(|&finding| rank(finding))
     }
 
-    /// The worst finding about an instance of whose ports each of these has to answer. `None` when something, a port
-    /// included, was not checked at all: what was not looked at is not well (T2).
-    pub fn finding_with(&self, ports: &[u16]) -> Option<Finding> {
-        let checked = |port: &u16| self.ports.iter().any(|check| check.port == *port);
-        self.finding().filter(|&finding| finding != Finding::Ok || ports.iter().all(checked))
+    /// The worst finding about an instance of this spec. `None` when something, a port or a service included, was not
+    /// checked at all: what was not looked at is not well (T2).
+    pub fn finding_for(&self, spec: &SandboxSpec) -> Option<Finding> {
+        let port = |port: &u16| self.ports.iter().any(|check| check.port == *port);
+        let service = |name: &ServiceName| self.services.iter().any(|check| check.service == *name);
+        let whole = spec.ports.iter().all(port) && spec.services.iter().all(|spec| service(&spec.name));
+        self.finding().filter(|&finding| finding != Finding::Ok || whole)
+    }
+
+    /// Whether services are all that is not well, and one of them was seen not to be: then they are looked at, and not
+    /// the instance.
+    pub fn is_about_services(&self) -> bool {
+        let rest = Self { services: Vec::new(), ..self.clone() };
+        let unwell = |service: &ServiceCheck| matches!(service.check.finding, Finding::Unhealthy | Finding::Gone);
+        rest.finding() == Some(Finding::Ok) && self.services.iter().any(unwell)
     }
 
     /// When the oldest of the checks was made.
@@ -91,6 +119,7 @@ impl Evidence {
         first("exec", &self.exec)
             .or_else(|| first("filesystem", &self.filesystem))
             .or_else(|| self.ports.iter().find_map(|port| what(&format!("port {}", port.port), &port.check)))
+            .or_else(|| self.services.iter().find_map(|one| what(&format!("service {}", one.service), &one.check)))
     }
 }
 

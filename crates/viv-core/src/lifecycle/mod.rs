@@ -41,13 +41,15 @@ use serde::{Deserialize, Serialize};
 pub use cause::{Actor, Cause, Caused};
 pub use effect::{Effect, outstanding};
 pub use event::{Event, Failure, FailureKind, Outcome, RestAt, Seen};
-pub use evidence::{Check, Evidence, Finding, Observed, PortCheck};
+pub use evidence::{Check, Evidence, Finding, Observed, PortCheck, ServiceCheck};
 pub use phase::{FreezeStep, HibernateStep, MakeStep, Phase, PhaseName, VerifyStep, Work};
 pub use status::{EVIDENCE_MS_MAX, Status, status};
 pub use step::{Accepted, Denial, Happened, Ignored, Stepped, step};
 
+use crate::hook::HookPoint;
 use crate::id::{Generation, OperationId, SandboxId, SnapshotId};
-use crate::spec::{Name, Policy, Project, SandboxSpec};
+use crate::service::ServiceRun;
+use crate::spec::{Name, Policy, Project, SandboxSpec, ServiceName};
 
 /// What is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -159,6 +161,12 @@ pub struct Sandbox {
     pub expires_at_ms: Option<u64>,
     /// What keeps it from idling.
     pub keep_awake: BTreeMap<String, KeepAwake>,
+    /// The latest start of each service that the spec names.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub services: BTreeMap<ServiceName, ServiceRun>,
+    /// The hook that is outstanding before it is ready.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hook: Option<HookPoint>,
 }
 
 /// What a new sandbox is made of.
@@ -261,6 +269,8 @@ impl Sandbox {
             active_at_ms: at.now_ms,
             expires_at_ms: None,
             keep_awake: BTreeMap::new(),
+            services: BTreeMap::new(),
+            hook: None,
         };
         let work = sandbox.work(at, at.timings.make_ms);
         sandbox.phase = Phase::Provisioning { step: MakeStep::Make, rebuilds: 0, work };

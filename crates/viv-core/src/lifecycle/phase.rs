@@ -35,6 +35,10 @@ pub enum MakeStep {
 pub enum VerifyStep {
     /// It gets its processors back.
     Thaw,
+    /// Its services are started and waited for (L14).
+    Services,
+    /// The hook of this moment is performed (L14).
+    Hook,
     /// It is probed along the path that users use (T2).
     Probe,
 }
@@ -246,7 +250,7 @@ impl Phase {
     }
 
     /// What it is busy with, to be changed.
-    pub(super) fn work_mut(&mut self) -> Option<&mut Work> {
+    pub(in crate::lifecycle) fn work_mut(&mut self) -> Option<&mut Work> {
         match self {
             Self::Provisioning { work, .. }
             | Self::Verifying { work, .. }

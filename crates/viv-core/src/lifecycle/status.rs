@@ -56,7 +56,7 @@ pub fn status(sandbox: &Sandbox, latest: &Evidence, now_ms: u64) -> Status {
         Phase::Verifying { .. } => Status::Verifying,
         Phase::Ready => {
             let fresh = latest.at_ms().is_some_and(|at_ms| now_ms.saturating_sub(at_ms) <= EVIDENCE_MS_MAX);
-            let well = latest.finding_with(&sandbox.spec.ports) == Some(Finding::Ok);
+            let well = latest.finding_for(&sandbox.spec) == Some(Finding::Ok);
             if fresh && well { Status::Ready } else { Status::Unverified }
         }
         Phase::Frozen { .. } => Status::Frozen,

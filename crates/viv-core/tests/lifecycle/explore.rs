@@ -7,14 +7,19 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::OnceLock;
 
+use viv_core::hook::HookReport;
 use viv_core::lifecycle::{
     Cause, Denial, EntryKind, Event, Evidence, Failure, FailureKind, Finding, FreezeStep, Happened, Ignored, Outcome,
     Phase, PhaseName, RestAt, Sandbox, Seen, Stepped, Timings, Work,
 };
+use viv_core::service::ServiceFound;
 use viv_core::{EndCause, Generation};
 
 use crate::laws;
-use crate::setup::{NOW_MS, created, delete, done, enter, evidence, incomplete, made, seen, step_at, stop, user};
+use crate::setup::{
+    NOW_MS, created, created_with_service, delete, done, enter, evidence, incomplete, made, of_service, seen, served,
+    step_at, stop, user,
+};
 
 /// A deadline that is ahead.
 const AHEAD_MS: u64 = 60_000;
@@ -54,6 +59,9 @@ fn explore() -> Explored {
         known.insert(key(&first));
         ahead.push_back(first);
     }
+    let first = alike(&created_with_service(true), NOW_MS);
+    known.insert(key(&first));
+    ahead.push_back(first);
     while let Some(sandbox) = ahead.pop_front() {
         assert!(known.len() < RECORDS_MAX, "the abstraction is not finite");
         for now_ms in moments(&sandbox) {
@@ -149,7 +157,7 @@ pub(crate) fn events(sandbox: &Sandbox, now_ms: u64) -> Vec<(&'static str, Event
         let word = if kind.is_explicit() { "entry by will" } else { "entry by traffic" };
         events.push((word, enter(kind)));
     }
-    for (word, outcome) in outcomes(now_ms) {
+    for (word, outcome) in outcomes(sandbox, now_ms) {
         if sandbox.phase.work().is_some() {
             events.push((word, done(sandbox, outcome.clone())));
         }
@@ -177,7 +185,7 @@ pub(crate) fn events(sandbox: &Sandbox, now_ms: u64) -> Vec<(&'static str, Event
         }
         events.push((word, event));
     }
-    for (word, evidence) in reports(now_ms) {
+    for (word, evidence) in reports(sandbox, now_ms) {
         let word = match word {
             "probed well" => "health: well",
             "probed unhealthy" | "probed gone" => "health: bad",
@@ -191,7 +199,7 @@ pub(crate) fn events(sandbox: &Sandbox, now_ms: u64) -> Vec<(&'static str, Event
     events
 }
 
-fn reports(now_ms: u64) -> Vec<(&'static str, Evidence)> {
+fn reports(sandbox: &Sandbox, now_ms: u64) -> Vec<(&'static str, Evidence)> {
     let mut reports = vec![
         ("probed well", evidence(Finding::Ok, now_ms)),
         ("probed unhealthy", evidence(Finding::Unhealthy, now_ms)),
@@ -199,10 +207,18 @@ fn reports(now_ms: u64) -> Vec<(&'static str, Evidence)> {
         ("probe timed out", evidence(Finding::Timeout, now_ms)),
     ];
     reports.extend(incomplete(now_ms).map(|evidence| ("probed in part", evidence)));
+    if !sandbox.spec.services.is_empty() {
+        for (_, evidence) in &mut reports {
+            evidence.services = vec![of_service(Finding::Ok, now_ms)];
+        }
+        reports.push(("probed in part", evidence(Finding::Ok, now_ms)));
+    }
+    let unwell = Evidence { services: vec![of_service(Finding::Unhealthy, now_ms)], ..evidence(Finding::Ok, now_ms) };
+    reports.push(("probed: a service is unwell", unwell));
     reports
 }
 
-fn outcomes(now_ms: u64) -> Vec<(&'static str, Outcome)> {
+fn outcomes(sandbox: &Sandbox, now_ms: u64) -> Vec<(&'static str, Outcome)> {
     let failed = |kind| Outcome::Failed(Failure { kind, what: "no".to_owned() });
     let mut outcomes = vec![
         ("made", made()),
@@ -214,7 +230,19 @@ fn outcomes(now_ms: u64) -> Vec<(&'static str, Outcome)> {
         ("failed", failed(FailureKind::Failed)),
         ("unknown", failed(FailureKind::Unknown)),
     ];
-    outcomes.extend(reports(now_ms).into_iter().map(|(word, evidence)| (word, Outcome::Probed(evidence))));
+    outcomes.extend(reports(sandbox, now_ms).into_iter().map(|(word, evidence)| (word, Outcome::Probed(evidence))));
+    let ended = |failed| ServiceFound::Ended { how: "exited".to_owned(), failed };
+    outcomes.push(("services ready", served(sandbox, ServiceFound::Ready, now_ms)));
+    outcomes.push(("a service failed", served(sandbox, ended(true), now_ms)));
+    outcomes.push(("a service ended", served(sandbox, ended(false), now_ms)));
+    outcomes.push(("services unknown", Outcome::Served(Vec::new())));
+    for point in viv_core::hook::HookPoint::ALL {
+        for (word, ok) in [("hook done", true), ("hook failed", false)] {
+            let what = "as it goes".to_owned();
+            let report = HookReport { point, ok, what, execution: None, tail: String::new(), took_ms: 1 };
+            outcomes.push((word, Outcome::Hooked(report)));
+        }
+    }
     outcomes
 }
 
@@ -235,7 +263,34 @@ fn alike(sandbox: &Sandbox, now_ms: u64) -> Sandbox {
     next.cause.message = None;
     // Only the tombstone keeps the cause of the phase before it.
     if next.phase.name() != PhaseName::Stopping {
-        next.cause.cause = Cause::Requested;
+        // And what is lost for a service is not remade.
+        let for_a_service = next.phase.name() == PhaseName::Lost && next.cause.cause == Cause::ServiceFailed;
+        next.cause.cause = if for_a_service { Cause::ServiceFailed } else { Cause::Requested };
+    }
+    // Services and hooks are looked at only while there is an instance that could have them.
+    let (has_services, has_hook) = match next.phase.name() {
+        PhaseName::Verifying => (true, true),
+        PhaseName::Ready | PhaseName::Frozen | PhaseName::Lost => (true, false),
+        PhaseName::Provisioning
+        | PhaseName::Hibernating
+        | PhaseName::Hibernated
+        | PhaseName::Resuming
+        | PhaseName::Failed
+        | PhaseName::Stopping
+        | PhaseName::Stopped => (false, false),
+    };
+    next.hook = next.hook.filter(|_| has_hook);
+    if !has_services {
+        next.services.clear();
+    }
+    for run in next.services.values_mut() {
+        run.nudge = false;
+        run.generation = Generation::FIRST;
+        run.start = 1;
+        run.execution = "exe_s".parse().expect("an id");
+        run.after = None;
+        run.since_ms = NOW_MS;
+        run.ready_at_ms = None;
     }
     // What was seen last is looked at only when it is lost.
     if next.phase.name() != PhaseName::Lost {

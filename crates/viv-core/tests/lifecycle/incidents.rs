@@ -124,6 +124,8 @@ fn incident_26_a_create_that_failed_leaves_nothing() {
             | Effect::Probe { .. }
             | Effect::Freeze { .. }
             | Effect::Thaw { .. }
+            | Effect::Serve { .. }
+            | Effect::Hook { .. }
             | Effect::Save { .. }) => panic!("{other:?}"),
         }
     }

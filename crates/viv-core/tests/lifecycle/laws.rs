@@ -5,6 +5,7 @@ use viv_core::lifecycle::{
     Accepted, Cause, Denial, Desired, Event, Evidence, Finding, FreezeStep, Happened, HibernateStep, Ignored, MakeStep,
     Outcome, Phase, PhaseName, Sandbox, Seen, Stepped, Timings, VerifyStep, outstanding,
 };
+use viv_core::spec::ServiceName;
 
 /// Whether nothing is under way.
 pub(crate) fn is_settled(phase: &Phase) -> bool {
@@ -150,6 +151,12 @@ fn arrivals(before: &Sandbox, event: &Event, accepted: &Accepted) {
             let ports_checked = before.spec.ports.iter().all(|port| evidence.ports.iter().any(|at| at.port == *port));
             let all = [&evidence.exec, &evidence.filesystem].into_iter().flatten();
             let all: Vec<_> = all.chain(evidence.ports.iter().map(|port| &port.check)).collect();
+            let services = before.spec.services.iter();
+            let served = |name: &ServiceName| {
+                evidence.services.iter().any(|at| at.service == *name && at.check.finding == Finding::Ok)
+            };
+            assert!(services.map(|service| &service.name).all(served), "{evidence:?}");
+            assert!(before.hook.is_none(), "ready before its hook was performed");
             assert!(ports_checked && all.len() == 2 + evidence.ports.len());
             assert!(all.iter().all(|check| check.finding == Finding::Ok), "{evidence:?}");
             assert_eq!(next.evidence, *evidence);
@@ -271,6 +278,13 @@ fn patience(before: &Sandbox, event: &Event, accepted: &Accepted, now_ms: u64) {
             assert!(bad && findings + 1 >= timings.findings_min, "given up for {evidence:?}");
             assert!(checked_ms - found_at_ms >= timings.findings_span_ms);
         }
+        // The instance is sound: it is not replaced for a service or a hook.
+        Event::Done { outcome: Outcome::Served(_), .. } => {
+            assert!(matches!(next.phase, Phase::Lost | Phase::Failed { .. }));
+            assert_eq!(next.cause.cause, Cause::ServiceFailed);
+            assert!(next.services.values().any(|run| run.ended.is_some()), "which one is said");
+        }
+        Event::Done { outcome: Outcome::Hooked(_), .. } => assert_eq!(next.cause.cause, Cause::HookFailed),
         Event::Seen { seen, .. } => assert!(matches!(seen, Seen::Ended(_) | Seen::Absent)),
         Event::Stop { .. } | Event::Delete { .. } => {}
         Event::Due => {

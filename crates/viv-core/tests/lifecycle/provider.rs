@@ -41,6 +41,9 @@ impl Provider {
                 self.make(*generation)
             }
             Effect::Probe { generation } => Outcome::Probed(evidence(self.finding(*generation, now_ms), now_ms)),
+            // The sandboxes of the model have neither.
+            Effect::Serve { .. } => Outcome::Served(Vec::new()),
+            Effect::Hook { .. } => failed(FailureKind::Refused, "there is none"),
             Effect::Freeze { generation } => self.turn(*generation, State::Frozen, Outcome::Frozen),
             Effect::Thaw { generation } => self.turn(*generation, State::Running, Outcome::Thawed),
             Effect::Save { generation, snapshot } => {

@@ -3,11 +3,13 @@
 use std::path::PathBuf;
 
 use viv_core::SandboxId;
+use viv_core::hook::{Hook, HookAction, HookPoint, OnFailure};
 use viv_core::lifecycle::{
     Actor, Check, EntryKind, Event, Evidence, Finding, Moment, NewSandbox, Observed, Outcome, PortCheck, Sandbox, Seen,
-    Stepped, Timings, outstanding, step,
+    ServiceCheck, Stepped, Timings, outstanding, step,
 };
-use viv_core::spec::{Policy, Project, SandboxSpec};
+use viv_core::service::{Nudge, Readiness, Restart, RestartPolicy, ServiceFound, ServiceReport, ServiceSpec};
+use viv_core::spec::{Policy, Project, SandboxSpec, ServiceName};
 
 /// A time like any other, far from either end.
 pub(crate) const NOW_MS: u64 = 1_000_000_000_000;
@@ -17,6 +19,52 @@ pub(crate) const PORT: u16 = 8080;
 
 pub(crate) fn user() -> Actor {
     Actor { who: "key_ada".to_owned(), from: Some("192.0.2.7".to_owned()) }
+}
+
+/// The service of those sandboxes that have one.
+pub(crate) fn web() -> ServiceName {
+    "web".parse().expect("a name")
+}
+
+/// It is started once more when it ends, and nudged.
+pub(crate) fn service() -> ServiceSpec {
+    ServiceSpec {
+        name: web(),
+        argv: vec!["serve".to_owned()],
+        env: std::collections::BTreeMap::new(),
+        cwd: None,
+        user: None,
+        ready: Readiness::Port { port: 80 },
+        ready_within_ms: 30_000,
+        restart: Restart { policy: RestartPolicy::OnFailure, times_max: 1, backoff_ms: 500 },
+        nudge: Some(Nudge { signal: 10, within_ms: 120_000, reports: None, on_thaw: true }),
+    }
+}
+
+/// A hook that must succeed.
+pub(crate) fn hook(on_failure: OnFailure) -> Hook {
+    Hook { action: HookAction::Command { argv: vec!["set-up".to_owned()] }, deadline_ms: 10_000, on_failure }
+}
+
+/// A sandbox that was just asked for, with a service, and hooks that must succeed.
+pub(crate) fn created_with_service(persistent: bool) -> Sandbox {
+    let mut sandbox = created(persistent);
+    sandbox.spec.services = vec![service()];
+    for point in [HookPoint::AfterStart, HookPoint::AfterResume] {
+        sandbox.spec.hooks.insert(point, hook(OnFailure::Abort));
+    }
+    sandbox
+}
+
+/// What was found of its service.
+pub(crate) fn served(sandbox: &Sandbox, found: ServiceFound, at_ms: u64) -> Outcome {
+    let report = |(service, run): (&ServiceName, &viv_core::service::ServiceRun)| ServiceReport {
+        service: service.clone(),
+        execution: run.execution.clone(),
+        found: found.clone(),
+        at_ms,
+    };
+    Outcome::Served(sandbox.services.iter().map(report).collect())
 }
 
 /// A sandbox that was just asked for.
@@ -45,7 +93,13 @@ pub(crate) fn evidence(finding: Finding, at_ms: u64) -> Evidence {
         exec: Some(check(finding, at_ms)),
         filesystem: Some(check(Finding::Ok, at_ms)),
         ports: vec![PortCheck { port: PORT, check: check(Finding::Ok, at_ms) }],
+        services: Vec::new(),
     }
+}
+
+/// The check of the service of those that have one.
+pub(crate) fn of_service(finding: Finding, at_ms: u64) -> ServiceCheck {
+    ServiceCheck { service: web(), execution: "exe_s".parse().expect("an id"), check: check(finding, at_ms) }
 }
 
 /// Everything that was looked at is well, and something was not looked at.

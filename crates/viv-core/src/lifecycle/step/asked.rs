@@ -40,6 +40,7 @@ pub(super) fn enter(sandbox: &Sandbox, kind: EntryKind, by: &Actor, at: Moment<'
             draft.verifying(verify, Cause::Requested, by, None)
         }
         Phase::Hibernated { snapshot } => draft.resuming(snapshot.clone(), Cause::Requested, by),
+        Phase::Lost if sandbox.cause.cause == Cause::ServiceFailed => draft.serve_anew(by),
         Phase::Lost | Phase::Failed { .. } => draft.remake(0, Cause::Requested, by, None),
         // What is wanted gone was denied above; a record that says otherwise is gone all the same.
         Phase::Stopping { .. } | Phase::Stopped => Stepped::Denied(Denial::Gone),

@@ -1,12 +1,13 @@
 //! What came of an effect. Outcomes are observations: only what the outstanding effect can have counts.
 
 use super::draft::{Draft, Verify};
-use super::{Happened, Ignored, Stepped};
+use super::{Happened, Ignored, Stepped, serve};
+use crate::hook::HookPoint;
 use crate::id::OperationId;
 use crate::lifecycle::cause::{Actor, Cause};
 use crate::lifecycle::event::{Failure, FailureKind, Outcome};
 use crate::lifecycle::evidence::{Evidence, Finding};
-use crate::lifecycle::phase::{FreezeStep, HibernateStep, MakeStep, Phase, VerifyStep};
+use crate::lifecycle::phase::{FreezeStep, HibernateStep, MakeStep, Phase, PhaseName, VerifyStep};
 use crate::lifecycle::{Moment, Sandbox};
 
 /// An effect had this outcome.
@@ -24,10 +25,12 @@ pub(super) fn done(sandbox: &Sandbox, operation: &OperationId, outcome: &Outcome
             draft.make(*rebuilds, Some(snapshot.clone()), deadline_at_ms)
         }
         (
-            Phase::Provisioning { step: MakeStep::Make, rebuilds, .. }
-            | Phase::Resuming { step: MakeStep::Make, rebuilds, .. },
+            phase @ (Phase::Provisioning { step: MakeStep::Make, rebuilds, .. }
+            | Phase::Resuming { step: MakeStep::Make, rebuilds, .. }),
             Outcome::Made { remaining_ms },
         ) => {
+            let is_resumed = phase.name() == PhaseName::Resuming;
+            draft.begin_services(if is_resumed { HookPoint::AfterResume } else { HookPoint::AfterStart });
             draft.next.expires_at_ms = remaining_ms.map(|left_ms| at.now_ms.saturating_add(left_ms));
             draft.next.evidence = Evidence::default();
             let verify = Verify { step: VerifyStep::Probe, rebuilds: *rebuilds, findings: 0, was_ready: false };
@@ -39,6 +42,10 @@ pub(super) fn done(sandbox: &Sandbox, operation: &OperationId, outcome: &Outcome
             Outcome::Failed(failure),
         ) => not_made(draft, *rebuilds, failure),
         (Phase::Verifying { step: VerifyStep::Thaw, .. }, Outcome::Thawed) => thawed(draft),
+        (Phase::Verifying { step: VerifyStep::Services, .. }, Outcome::Served(reports)) => {
+            serve::served(draft, reports)
+        }
+        (Phase::Verifying { step: VerifyStep::Hook, .. }, Outcome::Hooked(report)) => serve::hooked(draft, report),
         (Phase::Verifying { step: VerifyStep::Probe, .. }, Outcome::Probed(evidence)) => probed(draft, evidence),
         (Phase::Frozen { step: FreezeStep::Freeze { .. } }, Outcome::Frozen) => {
             draft.next.phase = Phase::Frozen { step: FreezeStep::Done };
@@ -90,6 +97,8 @@ pub(super) fn done(sandbox: &Sandbox, operation: &OperationId, outcome: &Outcome
             Outcome::Made { .. }
             | Outcome::Cleared
             | Outcome::Probed(_)
+            | Outcome::Served(_)
+            | Outcome::Hooked(_)
             | Outcome::Frozen
             | Outcome::Thawed
             | Outcome::Saved
@@ -118,12 +127,10 @@ fn not_made(draft: Draft<'_>, rebuilds: u32, failure: &Failure) -> Stepped {
 
 /// It has its processors back, and is probed now, in what is left of the time.
 fn thawed(mut draft: Draft<'_>) -> Stepped {
-    let operation = draft.next.next_operation();
-    if let Phase::Verifying { step, work, .. } = &mut draft.next.phase {
-        *step = VerifyStep::Probe;
-        *work = super::super::Work { operation, attempt: 1, retry_at_ms: 0, ..work.clone() };
-    }
-    draft.is(Happened::Advanced)
+    draft.nudge_after_thaw();
+    draft.services_count_from(draft.at.now_ms);
+    let next = draft.first_check();
+    draft.go_on(next)
 }
 
 /// The filesystem is sealed: the instance can go, in a time of its own.
@@ -146,8 +153,10 @@ fn probed(mut draft: Draft<'_>, evidence: &Evidence) -> Stepped {
     }
     let repeated = draft.next.evidence == *evidence;
     draft.next.evidence = evidence.clone();
-    match evidence.finding_with(&draft.next.spec.ports) {
+    match evidence.finding_for(&draft.next.spec) {
         Some(Finding::Ok) => draft.ready(),
+        // The instance is sound: whether its services come back is theirs to show, in what is left of the time.
+        Some(Finding::Unhealthy | Finding::Gone) if evidence.is_about_services() => draft.back_to_services(complaint),
         Some(Finding::Unhealthy | Finding::Gone) if repeated => draft.retry(complaint),
         Some(Finding::Unhealthy) => found(draft, made_ms, Cause::ProbeFailed, complaint),
         // That there is nothing is what a probe found, not what a look showed: it counts like any other finding.

@@ -27,7 +27,7 @@ impl<'t> Draft<'t> {
     }
 
     /// The one way into another phase.
-    fn enter(mut self, phase: Phase, cause: Cause, by: &Actor, message: Option<String>) -> Stepped {
+    pub(super) fn enter(mut self, phase: Phase, cause: Cause, by: &Actor, message: Option<String>) -> Stepped {
         let (from, to) = (self.from, phase.name());
         if from != to {
             self.next.phase_since_ms = self.at.now_ms;
@@ -202,7 +202,9 @@ impl<'t> Draft<'t> {
     /// It has to show that it works.
     pub(super) fn verifying(mut self, verify: Verify, cause: Cause, by: &Actor, message: Option<String>) -> Stepped {
         let Verify { step, rebuilds, findings, was_ready } = verify;
-        let mut work = self.work(self.at.timings.verify_ms);
+        let step = if step == VerifyStep::Thaw { step } else { self.first_check() };
+        self.services_count_from(self.at.now_ms);
+        let mut work = self.work(self.verify_limit_ms());
         if findings > 0 {
             work.retry_at_ms = self.at.now_ms.saturating_add(backoff_ms(&work, 1, self.at));
         }

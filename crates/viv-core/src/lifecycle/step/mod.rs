@@ -5,6 +5,7 @@ mod done;
 mod draft;
 mod due;
 mod seen;
+mod serve;
 
 use super::event::Event;
 use super::phase::PhaseName;

@@ -51,6 +51,12 @@ pub(super) fn seen(
         }
         (Phase::Verifying { .. }, Seen::Ended(end)) => done::given_up(draft, Cause::of_end(end), Some(end.to_string())),
         (Phase::Verifying { .. }, Seen::Absent) => done::given_up(draft, Cause::ProviderLost, words),
+        // It lives, which was never in doubt: a service of it does not come back.
+        (Phase::Lost, Seen::Running)
+            if sandbox.cause.cause == Cause::ServiceFailed && sandbox.desired == Desired::Running =>
+        {
+            Stepped::Ignored(Ignored::NothingNew)
+        }
         (Phase::Lost, Seen::Running | Seen::Frozen) => match sandbox.desired {
             Desired::Running => {
                 let verify = if *seen == Seen::Frozen { THAWED } else { AGAIN };
@@ -89,7 +95,7 @@ pub(super) fn probed(sandbox: &Sandbox, generation: Generation, evidence: &Evide
     }
     match &sandbox.phase {
         Phase::Ready => {
-            let findings = match evidence.finding_with(&sandbox.spec.ports) {
+            let findings = match evidence.finding_for(&sandbox.spec) {
                 Some(Finding::Ok) => return Stepped::Ignored(Ignored::NothingNew),
                 Some(Finding::Unhealthy | Finding::Gone) => 1,
                 Some(Finding::Timeout) | None => 0,
