@@ -3,7 +3,7 @@
 use viv_core::lifecycle::{EVIDENCE_MS_MAX, Evidence, Finding, Phase, Sandbox, Status, status};
 
 use crate::explore::explored;
-use crate::setup::{NOW_MS, evidence, incomplete, ready};
+use crate::setup::{NOW_MS, evidence, incomplete, of_service, ready};
 
 fn of(latest: &Evidence, now_ms: u64) -> Status {
     status(&ready(false), latest, now_ms)
@@ -52,9 +52,10 @@ fn t3_evidence_from_the_future_breaks_nothing() {
 /// Good evidence makes nothing ready that is not: it may be from before.
 #[test]
 fn t1_no_evidence_makes_another_phase_ready() {
-    let well = evidence(Finding::Ok, NOW_MS);
     for sandbox in &explored().records {
-        let Sandbox { phase, .. } = sandbox;
+        let Sandbox { phase, spec, .. } = sandbox;
+        let services = spec.services.iter().map(|_| of_service(Finding::Ok, NOW_MS)).collect();
+        let well = Evidence { services, ..evidence(Finding::Ok, NOW_MS) };
         let word = status(sandbox, &well, NOW_MS);
         assert_eq!(word == Status::Ready, *phase == Phase::Ready);
         if *phase != Phase::Ready {
