@@ -605,6 +605,7 @@ mod tests {
             stdin_bytes: 4,
             pid: None,
             argv: vec!["sh".to_owned()],
+            detached: true,
         };
         write_status(dir.path(), &status).unwrap();
         assert_eq!(read_status(dir.path()).unwrap(), Some(status));

@@ -98,6 +98,7 @@ impl CreateSandbox {
             persistent: self.policy.persistent.unwrap_or(default.persistent),
             lifetime_ms: self.policy.lifetime_ms.map_or(default.lifetime_ms, u64::from),
             idle_ms: self.policy.idle_ms.map_or(default.idle_ms, u64::from),
+            hibernate_ms: self.policy.hibernate_ms.map_or(default.hibernate_ms, u64::from),
         }
     }
 }
@@ -116,8 +117,8 @@ macro_rules! same_words {
 
 same_words! {
     lifecycle::Status => Status {
-        Provisioning, Verifying, Ready, Unverified, Frozen, Hibernating, Hibernated, Resuming, Lost, Failed, Stopping,
-        Stopped,
+        Provisioning, Verifying, Ready, Unverified, Frozen, Hibernating, SaveFailed, Hibernated, Resuming, Lost, Failed,
+        Stopping, Stopped,
     }
     lifecycle::PhaseName => Phase {
         Provisioning, Verifying, Ready, Frozen, Hibernating, Hibernated, Resuming, Lost, Failed, Stopping, Stopped,
@@ -181,13 +182,17 @@ mod tests {
             "env": many(64, 256, 4_096),
             "workdir": format!("/{}", "w".repeat(4_094)),
             "ports": (1..=16).collect::<Vec<u16>>(),
-            "policy": {"lifetime_ms": 2_592_000_000_u64, "idle_ms": 2_592_000_000_u64},
+            "policy": {
+                "lifetime_ms": 2_592_000_000_u64,
+                "idle_ms": 2_592_000_000_u64,
+                "hibernate_ms": 2_592_000_000_u64,
+            },
         }))
         .unwrap();
         assert_eq!(asked.to_spec().check(), Ok(()));
         assert_eq!(asked.to_policy().check(), Ok(()));
         assert_eq!(spec::check_pairs("labels", &asked.labels.to_map()), Ok(()));
-        let least = json!({"policy": {"lifetime_ms": 1_000, "idle_ms": 1_000}});
+        let least = json!({"policy": {"lifetime_ms": 1_000, "idle_ms": 1_000, "hibernate_ms": 1_000}});
         assert_eq!(serde_json::from_value::<CreateSandbox>(least).unwrap().to_policy().check(), Ok(()));
     }
 

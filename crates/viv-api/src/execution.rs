@@ -85,6 +85,7 @@ impl StartExecution {
             limit_ms: self.limit_ms.map_or(Some(default_limit_ms), TimeLimit::ms),
             output_bytes_max: self.output_bytes_max.map(OutputBytes::get),
             transient: false,
+            detached: self.detach,
         }
     }
 }

@@ -163,6 +163,7 @@ pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
         sandbox::KeepAwake,
         sandbox::LogSource,
         sandbox::ReportActivity,
+        sandbox::RestSandbox,
         sandbox::Sandbox,
         sandbox::SandboxLogs,
         sandbox::Status,

@@ -19,6 +19,12 @@ pub const DIAGNOSIS: &str = "/v1/sandboxes/{sandbox}/diagnosis";
 pub const ENSURE: &str = "/v1/sandboxes/{sandbox}/ensure";
 /// Move its hard deadline.
 pub const EXTEND: &str = "/v1/sandboxes/{sandbox}/extend";
+/// Make it stand still, with its memory.
+pub const FREEZE: &str = "/v1/sandboxes/{sandbox}/freeze";
+/// Let it go on.
+pub const THAW: &str = "/v1/sandboxes/{sandbox}/thaw";
+/// Save it; whatever may wake it still does.
+pub const HIBERNATE: &str = "/v1/sandboxes/{sandbox}/hibernate";
 /// Stop it.
 pub const STOP: &str = "/v1/sandboxes/{sandbox}/stop";
 /// What happened to it.

@@ -154,7 +154,7 @@ impl Execution {
             cwd: spec.cwd.clone(),
             user: spec.user.clone(),
             tty: spec.tty.is_some(),
-            detach,
+            detach: detach || status.detached,
             limit_ms: spec.limit_ms,
             started_at_ms: Some(status.started_at_ms),
             ended_at_ms: status.ended_at_ms,
@@ -239,7 +239,7 @@ mod tests {
             let context = ExecutionContext { sandbox: &sandbox, generation: Generation(3), spec: &spec, detach: false, frozen };
             let shown = |state: ExecState| Execution::shown(&ExecStatus {
                 id: "exe_1".parse().unwrap(), state, started_at_ms: 1, ended_at_ms: None, output_bytes: 0,
-                stdin_bytes: 0, pid: None, argv: Vec::new(),
+                stdin_bytes: 0, pid: None, argv: Vec::new(), detached: false,
             }, context);
             prop_assert_eq!(shown(ExecState::Exited { code }).exit_code, Some(code));
             prop_assert_eq!(shown(ExecState::Signalled { signal: 9 }).state, ExecutionState::Signalled);

@@ -88,9 +88,12 @@ pub struct CreatePolicy {
     /// Time from its start to its hard deadline; one hour when absent (L5).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lifetime_ms: Option<LifetimeMs>,
-    /// Time without activity after which it is put to rest; the server's default when absent (L5).
+    /// Time without activity after which it is frozen; 15 minutes when absent (L5).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle_ms: Option<IdleMs>,
+    /// Time frozen after which it is saved, or, when it is not persistent, ends; 15 minutes when absent (L5).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hibernate_ms: Option<IdleMs>,
 }
 
 /// Make it run: join what is ready, wait for what is in transition, resume or make again what is not there (L3).
@@ -114,6 +117,33 @@ pub struct EnsureSandbox {
 #[cfg_attr(feature = "openapi", schema(example = json!({"wait_ms": 0})))]
 #[serde(default, deny_unknown_fields)]
 pub struct StopSandbox {
+    /// How long to wait: 0 does not wait, nothing is the server's default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wait_ms: Option<WaitMs>,
+    /// What is to become of a save that failed (`save_failed`); refused with `conflict` where none has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failed_save: Option<FailedSave>,
+}
+
+/// What is to become of a save that failed (L10).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum FailedSave {
+    /// It is tried again now, not after its pause.
+    Retry,
+    /// It is given up, with the files that it was about: what was saved before is what there is.
+    Discard,
+}
+
+/// Put it to rest, or take it out of it: freeze, thaw, hibernate.
+///
+/// Answered with 200 when it is so, with 202 when `wait_ms` passed before that: it goes on all the same.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "openapi", schema(example = json!({"wait_ms": 10_000})))]
+#[serde(default, deny_unknown_fields)]
+pub struct RestSandbox {
     /// How long to wait: 0 does not wait, nothing is the server's default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wait_ms: Option<WaitMs>,

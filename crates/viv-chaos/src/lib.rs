@@ -1,7 +1,7 @@
 //! Simulated worlds in which everything goes wrong, and what must hold in them (P1).
 //!
 //! ```text
-//!   World (a seed) ── clients: create, ensure, stop, delete, read, use
+//!   World (a seed) ── clients: create, ensure, freeze, thaw, hibernate, stop, delete, read, use
 //!      │            ├─ damage: instances crash, hang, lose their root, vanish
 //!      │            └─ the daemon crashes and another one begins
 //!      ▼

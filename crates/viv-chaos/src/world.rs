@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use viv_core::exec::ExecSpec;
-use viv_core::lifecycle::{Actor, Desired, EVIDENCE_MS_MAX, EntryKind, Finding, Phase, Sandbox, Status};
+use viv_core::lifecycle::{Actor, Desired, EVIDENCE_MS_MAX, EntryKind, Finding, FreezeStep, Phase, Sandbox, Status};
 use viv_core::spec::{Policy, Project, SandboxSpec};
 use viv_core::{EndCause, Generation, SandboxId};
 use viv_engine::{Clock, CreateRequest, Engine, EngineConfig, EngineError, Gates, KeyedBy, Which};
@@ -100,6 +100,10 @@ struct Promise {
     deleted: bool,
     /// The body and key of its create.
     key: Option<String>,
+    /// By which rules it lives (L16).
+    policy: Option<Policy>,
+    /// Whether somebody wanted it to run since it was last at rest (L4).
+    entered: bool,
     /// Since when only its agent hangs, and in which generation: it is not replaced unasked (T7).
     hangs: Option<Generation>,
 }
@@ -249,6 +253,11 @@ impl<'p> World<'p> {
             (75..78, Some(id)) => self.provider.damage(&id, None),
             (78..81, _) => self.crash_daemon().await,
             (81..84, _) => self.engine().reconcile(),
+            (84..88, Some(id)) => drop(self.engine().freeze(&id, somebody()).await),
+            (88..90, Some(id)) => self.thaw(&id).await?,
+            (90..93, Some(id)) => self.hibernate(&id).await?,
+            (93..94, Some(id)) => drop(self.engine().retry_save(&id, somebody()).await),
+            (94..95, Some(id)) => drop(self.engine().discard(&id, somebody()).await),
             _ => {
                 let ms = match self.rng.below(4) {
                     0 => self.rng.below(200),
@@ -270,11 +279,15 @@ impl<'p> World<'p> {
         self.report.created += 1;
         let lifetime_ms = if self.rng.chance(30) { 60_000 + self.rng.below(120_000) } else { 3_600_000 };
         let persistent = self.rng.chance(30);
+        // Those that idle at all do so soon enough to be seen, and are done with it when everything has to rest.
+        let window_ms = |rng: &mut Rng| if rng.chance(50) { 5_000 + rng.below(80_000) } else { 24 * 3_600_000 };
+        let (idle_ms, hibernate_ms) = (window_ms(&mut self.rng), window_ms(&mut self.rng));
+        let policy = Policy { persistent, lifetime_ms, idle_ms, hibernate_ms };
         let request = CreateRequest {
             project: Project::default(),
             name: None,
             spec: SandboxSpec::default(),
-            policy: Policy { persistent, lifetime_ms, idle_ms: 900_000 },
+            policy: policy.clone(),
             labels: BTreeMap::new(),
             by: somebody(),
             key: Some(KeyedBy { key: key.clone(), body_hash: [7; 32] }),
@@ -289,7 +302,10 @@ impl<'p> World<'p> {
                         return Err(self.violated("L1", format!("one key made {seen:?} and {id}")));
                     }
                     seen = Some(id.clone());
-                    self.known.entry(id).or_default().key = Some(key.clone());
+                    let promise = self.known.entry(id).or_default();
+                    promise.key = Some(key.clone());
+                    promise.policy = Some(policy.clone());
+                    promise.entered = true;
                 }
                 Err(EngineError::Store(_)) => {}
                 Err(other) => return Err(self.violated("S5", format!("a create was refused: {other}"))),
@@ -302,6 +318,8 @@ impl<'p> World<'p> {
         let engine = self.engine().clone();
         let asked = engine.ensure(id, EntryKind::Ensure, somebody()).await;
         let promise = self.known.entry(id.clone()).or_default();
+        // Also when the answer was lost.
+        promise.entered = true;
         if asked.is_ok() {
             // Somebody asked: what is lost may be made again.
             promise.hangs = None;
@@ -316,6 +334,34 @@ impl<'p> World<'p> {
             && view.sandbox.phase == Phase::Ready
         {
             self.report.ready += 1;
+        }
+        Ok(())
+    }
+
+    async fn thaw(&mut self, id: &SandboxId) -> Result<(), Violation> {
+        let before = self.store.get(id).await.ok().flatten();
+        let thawed = self.engine().thaw(id, somebody()).await;
+        let promise = self.known.entry(id.clone()).or_default();
+        promise.entered = true;
+        if let (Ok(view), Some(before)) = (thawed, before) {
+            promise.hangs = None;
+            if view.sandbox.generation != before.generation {
+                return Err(self.violated("T5", format!("{id}: a thaw made another generation")));
+            }
+        }
+        Ok(())
+    }
+
+    async fn hibernate(&mut self, id: &SandboxId) -> Result<(), Violation> {
+        let before = self.store.get(id).await.ok().flatten();
+        let hibernated = self.engine().hibernate(id, somebody()).await;
+        if let (Ok(view), Some(before)) = (hibernated, before) {
+            if !view.sandbox.policy.persistent {
+                return Err(self.violated("L2", format!("{id} is not persistent, and is to be saved")));
+            }
+            if view.sandbox.held && !before.held {
+                return Err(self.violated("L9", format!("{id} is held, and nobody stopped it")));
+            }
         }
         Ok(())
     }
@@ -442,6 +488,15 @@ impl<'p> World<'p> {
             };
             let before = promise.generation.replace(record.generation);
             let (ended, deleted, hangs) = (promise.ended, promise.deleted, promise.hangs);
+            let (entered, policy) = (promise.entered, promise.policy.clone());
+            let waits = record.entry.is_some() || record.phase.work().is_some();
+            promise.entered = entered && waits;
+            if before.is_some_and(|before| before < record.generation) && !entered {
+                return Err(self.violated("L4", format!("{} was made again, and nobody wanted it", record.id)));
+            }
+            if policy.is_some_and(|policy| policy != record.policy) {
+                return Err(self.violated("L16", format!("{} lives by {:?} now", record.id, record.policy)));
+            }
             if before.is_some_and(|before| before > record.generation) {
                 return Err(self.violated("T5", format!("{}: {before:?} became {}", record.id, record.generation)));
             }
@@ -519,7 +574,7 @@ impl<'p> World<'p> {
             let at_rest = matches!(
                 (&record.desired, &record.phase),
                 (Desired::Running | Desired::Hibernated, Phase::Lost | Phase::Failed { work: None })
-                    | (Desired::Running, Phase::Ready)
+                    | (Desired::Running, Phase::Ready | Phase::Frozen { step: FreezeStep::Done })
                     | (Desired::Hibernated, Phase::Hibernated { .. })
                     | (Desired::Gone, Phase::Stopped)
             );
@@ -541,8 +596,9 @@ impl<'p> World<'p> {
         self.report.mutations = self.provider.mutations();
         let cursor = *self.store.tail().borrow();
         // Instances end at their hard deadline in this time: what lives long enough to rest is what must not be touched.
-        let lives: Vec<&Sandbox> = recorded.values().filter(|record| record.phase == Phase::Ready).collect();
-        let soonest_ms = lives.iter().filter_map(|record| record.expires_at_ms).min().unwrap_or(u64::MAX);
+        let ends = recorded.values().filter_map(|record| record.expires_at_ms);
+        let idles = recorded.values().filter_map(|record| record.idle_at_ms(true));
+        let soonest_ms = ends.chain(idles).min().unwrap_or(u64::MAX);
         let left_ms = soonest_ms.saturating_sub(self.sim_clock.now_ms() + 5_000);
         tokio::time::sleep(REST_FOR.min(Duration::from_millis(left_ms))).await;
         if self.provider.mutations() != self.report.mutations {

@@ -29,6 +29,9 @@ pub struct ExecSpec {
     /// Leave nothing: it is in no listing, and once it has ended, its status and output are forgotten when they were
     /// read to their end, or [`TRANSIENT_KEPT_MS`] later. It runs like any other. For probes, which change nothing (T2).
     pub transient: bool,
+    /// A service: that it runs is not activity (L6).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub detached: bool,
 }
 
 /// How long a transient execution that nobody read to its end is remembered after it.
@@ -118,6 +121,9 @@ pub struct ExecStatus {
     /// What it was told to run, as [`ExecSpec::told_argv`] has it; nothing from who does not keep it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub argv: Vec<String>,
+    /// Whether it is a service.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub detached: bool,
 }
 
 /// Most that is kept of a command with its status, as JSON: thousands of them fit into one answer.

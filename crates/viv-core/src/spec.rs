@@ -19,6 +19,9 @@ pub const LIFETIME_MS_MAX: u64 = 30 * 24 * 60 * 60 * 1000;
 /// Time without activity after which a sandbox idles (L5).
 pub const IDLE_MS_DEFAULT: u64 = 15 * 60 * 1000;
 
+/// Time frozen after which what idles is saved, or, when it is not persistent, ends: as long again (L5).
+pub const HIBERNATE_MS_DEFAULT: u64 = 15 * 60 * 1000;
+
 /// Labels and variables are read by people; more of them are data and belong into a file.
 pub const PAIRS_MAX: usize = 64;
 
@@ -170,14 +173,27 @@ pub struct Policy {
     pub persistent: bool,
     /// The hard deadline of each instance, from when it is made (L5).
     pub lifetime_ms: u64,
-    /// Time without activity after which it idles.
+    /// Time without activity after which it is frozen.
     pub idle_ms: u64,
+    /// Time frozen after which it is saved, or, when it is not persistent, ends.
+    #[serde(default = "hibernate_ms_default")]
+    pub hibernate_ms: u64,
+}
+
+/// Of records that were written before there was a choice.
+fn hibernate_ms_default() -> u64 {
+    HIBERNATE_MS_DEFAULT
 }
 
 impl Policy {
     /// What holds when nothing is said: who has a name stays (L2).
     pub fn default_for(name: Option<&Name>) -> Self {
-        Self { persistent: name.is_some(), lifetime_ms: LIFETIME_MS_DEFAULT, idle_ms: IDLE_MS_DEFAULT }
+        Self {
+            persistent: name.is_some(),
+            lifetime_ms: LIFETIME_MS_DEFAULT,
+            idle_ms: IDLE_MS_DEFAULT,
+            hibernate_ms: HIBERNATE_MS_DEFAULT,
+        }
     }
 
     /// Refuses what cannot be kept.
@@ -188,7 +204,7 @@ impl Policy {
                 "leave it out for an hour, and extend it when needed",
             ));
         }
-        if self.idle_ms < 1_000 {
+        if self.idle_ms < 1_000 || self.hibernate_ms < 1_000 {
             return Err(Invalid::new("less than a second is no idling", "leave it out for 15 minutes"));
         }
         Ok(())

@@ -110,6 +110,9 @@ impl Inner {
         if record.expires_at_ms.is_some_and(|at_ms| at_ms <= now_ms) && self.look_at_expiry(&record).await? {
             return Ok(true);
         }
+        if self.idle_at_ms(&record).is_some_and(|at_ms| at_ms <= now_ms) && self.look_at_idle(&record).await? {
+            return Ok(true);
+        }
         let Some((effect, work)) = outstanding(&record) else { return Ok(false) };
         // No wait is longer than the longest: what is farther away was written by a clock that was set back since.
         let waits_ms = work.retry_at_ms.saturating_sub(now_ms);

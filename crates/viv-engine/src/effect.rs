@@ -68,6 +68,10 @@ impl Inner {
                     {
                         return Ok(None);
                     }
+                    // There may be room later: what is kept until then is not given up (T7).
+                    Err(error @ ProviderError::Exhausted { .. }) => {
+                        Outcome::Failed(Failure { kind: FailureKind::Unknown, what: in_words(&error) })
+                    }
                     Err(error) => failed(error),
                 }
             }

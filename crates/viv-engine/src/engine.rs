@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use viv_core::lifecycle::{Accepted, Event, Happened, Moment, Phase, PhaseName, Sandbox, Stepped, outstanding, step};
 use viv_core::{FencingToken, SandboxId};
-use viv_provider::Provider;
+use viv_provider::{Capability, Provider};
 use viv_store::{Change, Epoch, LeaseKind, Quota, Store, StoreError};
 
 use crate::breaker::{Breaker, BreakerStatus};
@@ -24,7 +24,7 @@ use crate::timer::Timer;
 use crate::watch::Watches;
 
 /// How often a change is tried again because somebody else changed the record first.
-const RACES_MAX: usize = 64;
+pub(crate) const RACES_MAX: usize = 64;
 
 /// A lease of ours lasts as long as we own the store; it is shown, and taken over with the store.
 const LEASE_MS: u64 = 10 * 365 * 24 * 3600 * 1000;
@@ -34,6 +34,9 @@ const EXPIRY_SLACK_MS: u64 = 2_000;
 
 /// And again this much later, while it is still ending.
 const EXPIRY_AGAIN_MS: u64 = 1_000;
+
+/// What may be idle and did not answer is asked again after this.
+const IDLE_AGAIN_MS: u64 = 30_000;
 
 /// Drives sandboxes from what is recorded to what is wanted. Clones are the same engine.
 #[derive(Clone)]
@@ -60,6 +63,8 @@ pub(crate) struct Inner {
     pub(crate) reconcilers: Reconcilers,
     /// Held while somebody sets alarms and watches of one, so that the latest is the last.
     attending: Mutex<()>,
+    /// Whether the provider can freeze; else the ladder of idling has one rung less.
+    pub(crate) freezes: bool,
     /// Who waits for a sandbox to change.
     waiting: Mutex<HashMap<SandboxId, Arc<Notify>>>,
     /// True once the daemon ends.
@@ -101,6 +106,7 @@ impl Engine {
         clock: Clock,
         draw: impl Fn() -> [u8; 16] + Send + Sync + 'static,
     ) -> Result<Self, EngineError> {
+        let freezes = provider.capabilities().can(Capability::Freeze);
         let engine = Self {
             inner: Arc::new(Inner {
                 config,
@@ -117,6 +123,7 @@ impl Engine {
                 health: Health::default(),
                 reconcilers: Reconcilers::default(),
                 attending: Mutex::default(),
+                freezes,
                 waiting: Mutex::default(),
                 ending: watch::Sender::new(false),
             }),
@@ -217,15 +224,13 @@ impl Inner {
             };
             let line = journal::line(event, &before, &next, happened, at.now_ms);
             let quota = if makes_run(happened) { self.quota(&next) } else { None };
-            match self.commit(next, vec![line], quota).await {
+            match self.commit(next, vec![line], quota, None).await {
                 Ok(next) => return Ok(Applied::Changed(Box::new(next))),
                 Err(EngineError::Store(StoreError::Conflict { .. })) => {}
                 Err(other) => return Err(other),
             }
         }
-        Err(EngineError::Store(StoreError::Unavailable {
-            what: format!("{sandbox} changes faster than it can be read"),
-        }))
+        Err(too_fast(sandbox))
     }
 
     /// A change of the record that is no step: labels, leases. The closure is asked again after a race; `None` is none.
@@ -249,15 +254,13 @@ impl Inner {
             let Some(line) = change(&mut next) else { return Ok(next) };
             next.version += 1;
             let quota = quota(&next);
-            match self.commit(next, vec![line], quota).await {
+            match self.commit(next, vec![line], quota, None).await {
                 Ok(next) => return Ok(next),
                 Err(EngineError::Store(StoreError::Conflict { .. })) => {}
                 Err(other) => return Err(other),
             }
         }
-        Err(EngineError::Store(StoreError::Unavailable {
-            what: format!("{sandbox} changes faster than it can be read"),
-        }))
+        Err(too_fast(sandbox))
     }
 
     /// Whether a gate is on for this one. Of what nobody knows, it is off only when it is off for everybody.
@@ -274,13 +277,14 @@ impl Inner {
         self.config.gates.is_on(Gate::Quota, &sandbox.project, &sandbox.id).then_some(self.config.quota)
     }
 
-    async fn commit(
+    pub(crate) async fn commit(
         self: &Arc<Self>,
         next: Sandbox,
         lines: Vec<viv_store::NewLine>,
         quota: Option<Quota>,
+        unused_since_ms: Option<u64>,
     ) -> Result<Sandbox, EngineError> {
-        let change = Change { sandbox: next.clone(), lines, idempotency: None, quota };
+        let change = Change { sandbox: next.clone(), lines, idempotency: None, quota, unused_since_ms };
         let committed = self.store.commit(self.epoch, change).await.map_err(EngineError::from);
         committed.inspect_err(|error| self.heed(error))?;
         self.committed(&next);
@@ -306,7 +310,8 @@ impl Inner {
         if !self.knowledge.attend(sandbox) {
             return;
         }
-        self.timer.set(&sandbox.id, alarm_ms(sandbox, self.clock.now_ms()));
+        let idle_at_ms = self.idle_at_ms(sandbox);
+        self.timer.set(&sandbox.id, alarm_ms(sandbox, idle_at_ms, self.clock.now_ms()));
         match &sandbox.phase {
             Phase::Verifying { .. } | Phase::Ready | Phase::Frozen { .. } => self.watch(sandbox),
             // It may come back, and may end: both are found by who looks for it.
@@ -399,8 +404,13 @@ fn makes_run(happened: Happened) -> bool {
     }
 }
 
+/// Somebody else changed the record every time.
+pub(crate) fn too_fast(sandbox: &SandboxId) -> EngineError {
+    EngineError::Store(StoreError::Unavailable { what: format!("{sandbox} changes faster than it can be read") })
+}
+
 /// When a sandbox has to be looked at without anybody asking.
-fn alarm_ms(sandbox: &Sandbox, now_ms: u64) -> Option<u64> {
+fn alarm_ms(sandbox: &Sandbox, idle_at_ms: Option<u64>, now_ms: u64) -> Option<u64> {
     let lives = match &sandbox.phase {
         Phase::Verifying { .. } | Phase::Ready | Phase::Frozen { .. } => true,
         Phase::Provisioning { .. }
@@ -416,5 +426,7 @@ fn alarm_ms(sandbox: &Sandbox, now_ms: u64) -> Option<u64> {
         // One that has passed and is not settled yet is looked at again, and not without end.
         at_ms.saturating_add(EXPIRY_SLACK_MS).max(now_ms.saturating_add(EXPIRY_AGAIN_MS))
     });
-    [sandbox.due_at_ms(), expiry_ms].into_iter().flatten().min()
+    // Nor one that is idle by its record, and of which it could not be learnt whether something runs in it.
+    let idle_ms = idle_at_ms.map(|at_ms| if at_ms > now_ms { at_ms } else { now_ms.saturating_add(IDLE_AGAIN_MS) });
+    [sandbox.due_at_ms(), expiry_ms, idle_ms].into_iter().flatten().min()
 }

@@ -106,6 +106,16 @@ pub enum EngineError {
     /// Somebody else holds the lifecycle lock (L15).
     #[error("the lifecycle lock of {} is held by {}", .0.sandbox, .0.holder)]
     Locked(Box<Lease>),
+    /// What it is, or how it stands, does not allow it.
+    #[error("{sandbox} {what}")]
+    Refused {
+        /// Which.
+        sandbox: SandboxId,
+        /// Why not.
+        what: &'static str,
+        /// What to do instead.
+        hint: &'static str,
+    },
     /// The request makes no sense.
     #[error("{what}")]
     Invalid {
@@ -166,5 +176,20 @@ pub(crate) fn denied(sandbox: &viv_core::lifecycle::Sandbox, denial: Denial) -> 
     match denial {
         Denial::Gone => EngineError::Gone { sandbox: sandbox.id.clone(), cause: Box::new(sandbox.cause.clone()) },
         Denial::Held => EngineError::Held { sandbox: sandbox.id.clone() },
+        Denial::NotNow => EngineError::NotRunning {
+            sandbox: sandbox.id.clone(),
+            phase: sandbox.phase.name(),
+            cause: Box::new(sandbox.cause.clone()),
+        },
+        Denial::Ephemeral => EngineError::Refused {
+            sandbox: sandbox.id.clone(),
+            what: "is not persistent, so there is nothing to save it in",
+            hint: "viv stop ends it, viv freeze keeps it as it is; make it with a name, or --persistent, to have it saved",
+        },
+        Denial::NoFailedSave => EngineError::Refused {
+            sandbox: sandbox.id.clone(),
+            what: "has no save that failed",
+            hint: "viv show says how it stands; viv stop saves and stops it",
+        },
     }
 }

@@ -15,6 +15,7 @@ use viv_provider::{
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::gate::Gate;
+use crate::idle::InUse;
 use crate::read::{Which, check_generation, has_instance};
 
 type Result<T> = std::result::Result<T, EngineError>;
@@ -138,13 +139,27 @@ impl Handle {
         })
     }
 
-    async fn active(&self) -> Result<()> {
-        self.engine.inner.active(self.sandbox()).await
+    /// It is used from here on, until what this answers is dropped (L6).
+    ///
+    /// What is idle may be put to rest at the same moment. The two are put into an order by the store: either this was
+    /// written first, and it is not idle; or it rests by now, and is found so here. What was not written because it was a
+    /// moment ago keeps it awake all the same.
+    async fn active(&self) -> Result<InUse> {
+        let inner = &self.engine.inner;
+        let (using, written) = inner.begin_use(self.sandbox()).await?;
+        if written {
+            let record = inner.load(self.sandbox()).await?;
+            let rests = matches!(record.phase, Phase::Frozen { .. } | Phase::Hibernating { .. });
+            if rests && record.generation == self.instance.generation {
+                return Err(not_running(&record));
+            }
+        }
+        Ok(using)
     }
 
     /// Starts a command. The id is the caller's, so a repeated call finds what the first one started.
     pub async fn execute(&self, execution: &ExecutionId, spec: &ExecSpec) -> Result<ExecStatus> {
-        self.active().await?;
+        let _using = self.active().await?;
         let mutation = self.mutation().await?;
         self.call(self.engine.inner.provider.execute(&mutation, self.sandbox(), execution, spec)).await
     }
@@ -179,7 +194,7 @@ impl Handle {
 
     /// Gives input; answers how many bytes were taken in all.
     pub async fn write_stdin(&self, execution: &ExecutionId, offset: u64, data: &[u8]) -> Result<u64> {
-        self.active().await?;
+        let _using = self.active().await?;
         let mutation = self.mutation().await?;
         self.call(self.engine.inner.provider.write_stdin(&mutation, self.sandbox(), execution, offset, data)).await
     }
@@ -215,7 +230,7 @@ impl Handle {
 
     /// Replaces a file. Takes as long as its content takes to come.
     pub async fn file_write(&self, file: &FileWrite, content: ByteReader) -> Result<FileStat> {
-        self.active().await?;
+        let _using = self.active().await?;
         let mutation = self.mutation().await?;
         let written = self.engine.inner.provider.file_write(&mutation, self.sandbox(), file, content).await;
         written.map_err(EngineError::Provider)
@@ -233,21 +248,21 @@ impl Handle {
 
     /// Makes a directory.
     pub async fn file_mkdir(&self, path: &str) -> Result<()> {
-        self.active().await?;
+        let _using = self.active().await?;
         let mutation = self.mutation().await?;
         self.call(self.engine.inner.provider.file_mkdir(&mutation, self.sandbox(), path)).await
     }
 
     /// Moves a path.
     pub async fn file_move(&self, from: &str, to: &str) -> Result<()> {
-        self.active().await?;
+        let _using = self.active().await?;
         let mutation = self.mutation().await?;
         self.call(self.engine.inner.provider.file_move(&mutation, self.sandbox(), from, to)).await
     }
 
     /// Removes a path.
     pub async fn file_remove(&self, path: &str) -> Result<()> {
-        self.active().await?;
+        let _using = self.active().await?;
         let mutation = self.mutation().await?;
         self.call(self.engine.inner.provider.file_remove(&mutation, self.sandbox(), path)).await
     }
@@ -264,7 +279,7 @@ impl Handle {
 
     /// Unpacks a tar archive. Takes as long as it takes to come.
     pub async fn archive_put(&self, path: &str, bounds: ArchiveBounds, archive: ByteReader) -> Result<Unpacked> {
-        self.active().await?;
+        let _using = self.active().await?;
         let mutation = self.mutation().await?;
         let unpacked = self.engine.inner.provider.archive_put(&mutation, self.sandbox(), path, bounds, archive).await;
         unpacked.map_err(EngineError::Provider)
@@ -272,7 +287,7 @@ impl Handle {
 
     /// Connects to a port inside.
     pub async fn dial(&self, port: u16) -> Result<Box<dyn Dialled>> {
-        self.active().await?;
+        let _using = self.active().await?;
         self.call(self.engine.inner.provider.dial(&self.instance, port)).await
     }
 

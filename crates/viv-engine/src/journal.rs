@@ -1,7 +1,7 @@
 //! What is written into the journal about a change.
 
 use serde_json::json;
-use viv_core::lifecycle::{Event, Happened, Sandbox};
+use viv_core::lifecycle::{Event, Happened, Phase, Sandbox};
 use viv_store::NewLine;
 
 /// The line about a change that `step` accepted; none for what nobody reads.
@@ -10,12 +10,21 @@ pub(crate) fn line(event: &Event, before: &Sandbox, after: &Sandbox, happened: H
         Happened::Moved { from, to } => ("sandbox.moved", Some(from), Some(to)),
         Happened::Wanted => (wanted(event), None, None),
         Happened::Advanced => ("sandbox.advanced", None, None),
+        // Somebody has to hear of it: it is quiesced, and kept, and goes no further by itself (L10).
+        Happened::Retrying if has_failed_save(after) && !has_failed_save(before) => ("sandbox.save_failed", None, None),
         Happened::Retrying => ("sandbox.retrying", None, None),
         Happened::Overdue => ("sandbox.overdue", None, None),
     };
     let by = match event {
-        Event::Enter { by, .. } | Event::Stop { by } | Event::Delete { by } => by.clone(),
-        Event::Idle | Event::Done { .. } | Event::Seen { .. } | Event::Probed { .. } | Event::Due => {
+        Event::Enter { by, .. }
+        | Event::Stop { by }
+        | Event::Delete { by }
+        | Event::Freeze { by }
+        | Event::Thaw { by }
+        | Event::Hibernate { by }
+        | Event::RetrySave { by }
+        | Event::Discard { by } => by.clone(),
+        Event::Idle { .. } | Event::Done { .. } | Event::Seen { .. } | Event::Probed { .. } | Event::Due => {
             after.cause.by.clone()
         }
     };
@@ -60,8 +69,19 @@ fn wanted(event: &Event) -> &'static str {
         Event::Enter { .. } => "sandbox.wanted",
         Event::Stop { .. } => "sandbox.stop_asked",
         Event::Delete { .. } => "sandbox.delete_asked",
-        Event::Idle | Event::Done { .. } | Event::Seen { .. } | Event::Probed { .. } | Event::Due => "sandbox.noted",
+        Event::Freeze { .. } => "sandbox.freeze_asked",
+        Event::Thaw { .. } => "sandbox.thaw_asked",
+        Event::Hibernate { .. } => "sandbox.hibernate_asked",
+        Event::RetrySave { .. } => "sandbox.save_retry_asked",
+        Event::Discard { .. } => "sandbox.discard_asked",
+        Event::Idle { .. } | Event::Done { .. } | Event::Seen { .. } | Event::Probed { .. } | Event::Due => {
+            "sandbox.noted"
+        }
     }
+}
+
+fn has_failed_save(sandbox: &Sandbox) -> bool {
+    matches!(sandbox.phase, Phase::Hibernating { save_failed: true, .. })
 }
 
 /// A line about something that is no step.

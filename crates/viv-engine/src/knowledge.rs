@@ -18,7 +18,11 @@ pub(crate) struct Known {
     evidence: Option<Evidence>,
     observed: Option<Observed>,
     token: Option<FencingToken>,
+    /// When it was last written down that it is used.
     active_at_ms: u64,
+    /// When it was last used, and by how many it is now.
+    used_at_ms: u64,
+    users: u32,
     last_reads: HashMap<String, u64>,
     /// It did not answer when it was looked for: until when it is left alone, and for how long the next time.
     quiet: Option<(u64, u64)>,
@@ -157,15 +161,33 @@ impl Knowledge {
         }
     }
 
-    /// Somebody used it. Whether that is news worth writing down: at most once a second is.
-    pub(crate) fn active(&self, sandbox: &SandboxId, now_ms: u64) -> bool {
+    /// Somebody begins to use it. Whether that is news worth writing down: so often it is, and no more.
+    pub(crate) fn begin_use(&self, sandbox: &SandboxId, now_ms: u64, grain_ms: u64) -> bool {
         let mut known = self.lock();
         let Some(known) = known.get_mut(sandbox) else { return true };
-        let news = now_ms >= known.active_at_ms + 1_000;
+        known.users = known.users.saturating_add(1);
+        known.used_at_ms = known.used_at_ms.max(now_ms);
+        let news = now_ms >= known.active_at_ms.saturating_add(grain_ms);
         if news {
             known.active_at_ms = now_ms;
         }
         news
+    }
+
+    /// And ends.
+    pub(crate) fn end_use(&self, sandbox: &SandboxId, now_ms: u64) {
+        // One that is over was forgotten, and is not remembered for this.
+        if let Some(known) = self.lock().get_mut(sandbox) {
+            known.users = known.users.saturating_sub(1);
+            known.used_at_ms = known.used_at_ms.max(now_ms);
+        }
+    }
+
+    /// When it was last used, by those who came to this daemon: now, if somebody is at it.
+    pub(crate) fn used_at_ms(&self, sandbox: &SandboxId, now_ms: u64) -> Option<u64> {
+        let known = self.lock();
+        let known = known.get(sandbox)?;
+        Some(if known.users > 0 { now_ms } else { known.used_at_ms })
     }
 
     /// Somebody looked at it.

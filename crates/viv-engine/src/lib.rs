@@ -8,6 +8,7 @@
 //!
 //!   timer       one queue of all alarms: a driver is woken when its sandbox is due
 //!   watch       one wait per living instance, for its end to be pushed
+//!   idle        the next rung of the ladder, when nobody used it for its window (L5)
 //!   health      probes what was read and is stale; reads themselves change nothing (T9)
 //!   reconcilers provider-sync · expiry · stuck · retention, on a signal and on a period
 //! ```
@@ -35,6 +36,7 @@ mod engine;
 mod error;
 mod gate;
 mod handle;
+mod idle;
 mod journal;
 mod knowledge;
 mod probe;

@@ -154,6 +154,7 @@ fn told(error: EngineError) -> ApiError {
             };
             ApiError::new(ErrorCode::LifecycleLocked, message).hint("try again in a moment").details(details)
         }
+        EngineError::Refused { hint, .. } => ApiError::new(ErrorCode::Conflict, message).hint(hint),
         EngineError::Invalid { what, hint } => ApiError::new(ErrorCode::InvalidRequest, what).hint(hint),
         EngineError::Provider(error) => {
             tracing::debug!(component = "server", code = error.code(), %error, "the provider refused");

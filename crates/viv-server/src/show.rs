@@ -70,6 +70,7 @@ pub(crate) fn sandbox(view: View, provider: &str) -> Sandbox {
             persistent: record.policy.persistent,
             lifetime_ms: record.policy.lifetime_ms,
             idle_ms: Some(record.policy.idle_ms),
+            hibernate_ms: Some(record.policy.hibernate_ms),
         },
         keep_awake: leases.filter_map(|(name, lease)| keep_awake(name, lease)).collect(),
         created_at_ms: record.created_at_ms,
@@ -294,8 +295,8 @@ pub(crate) fn reconciler(status: &ReconcilerStatus, state: &ServerState) -> Reco
         ReconcilerName::Expiry => periods.expiry,
         ReconcilerName::Stuck => periods.stuck,
         ReconcilerName::Retention => periods.retention,
-        // It runs when somebody reads, and at no time by itself.
-        ReconcilerName::Health => std::time::Duration::ZERO,
+        // One runs when somebody reads, the other for an alarm, and neither at a time of its own.
+        ReconcilerName::Health | ReconcilerName::Idle => std::time::Duration::ZERO,
     };
     let period_ms = u64::try_from(period.as_millis()).unwrap_or(u64::MAX);
     let now_ms = state.engine().now_ms();

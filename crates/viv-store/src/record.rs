@@ -22,6 +22,9 @@ pub struct Change {
     /// For what makes something run, or lets it use more: the limits that are counted from rows in the same
     /// transaction (L18).
     pub quota: Option<Quota>,
+    /// For a decision that nobody uses it: refused as a conflict if somebody did after this, which is looked at in the
+    /// same transaction (L6).
+    pub unused_since_ms: Option<u64>,
 }
 
 /// A key that a client gave, so that repeating its request does the work once.

@@ -54,6 +54,8 @@ pub(crate) struct Execution {
     pub(crate) transient: bool,
     /// The beginning of its command, told with its status.
     argv: Vec<String>,
+    /// Whether it is a service.
+    pub(crate) detached: bool,
     pub(crate) started_at_ms: u64,
     /// Bytes of output so far.
     pub(crate) written: AtomicU64,
@@ -139,6 +141,7 @@ impl Execution {
             dir,
             transient: spec.transient,
             argv: spec.told_argv(),
+            detached: spec.detached,
             started_at_ms: sys::wall_ms(),
             written: AtomicU64::new(0),
             input: stdin::Input::default(),
@@ -164,6 +167,7 @@ impl Execution {
             stdin_bytes: self.input.taken_bytes(),
             pid: running.map(|process| process.pid.as_raw_nonzero().get() as u32),
             argv: self.argv.clone(),
+            detached: self.detached,
         }
     }
 

@@ -13,8 +13,8 @@ use crate::path::{self, fill};
 use crate::query::{self, encode};
 use crate::resources::Resources;
 use crate::sandbox::{
-    Activity, CreateSandbox, Deadline, EnsureSandbox, ExtendSandbox, KeepAwake, ReportActivity, Sandbox, SandboxLogs,
-    StopSandbox, TakeKeepAwake, TimelineEntry,
+    Activity, CreateSandbox, Deadline, EnsureSandbox, ExtendSandbox, KeepAwake, ReportActivity, RestSandbox, Sandbox,
+    SandboxLogs, StopSandbox, TakeKeepAwake, TimelineEntry,
 };
 
 /// A status that says that it goes on by itself.
@@ -124,6 +124,21 @@ impl<'a> SandboxHandle<'a> {
     /// Moves its hard deadline.
     pub fn extend(&self, change: ExtendSandbox) -> Result<Deadline> {
         self.client.http.ask(self.call(Call::post(self.path(path::EXTEND)).json(&change)))
+    }
+
+    /// Makes it stand still, with its memory (L13).
+    pub fn freeze(&self, request: &RestSandbox) -> Result<Change> {
+        self.client.change(self.call(Call::post(self.path(path::FREEZE)).json(request).waits(request.wait_ms)))
+    }
+
+    /// Lets what stands still go on; ready when it was probed (T4).
+    pub fn thaw(&self, request: &RestSandbox) -> Result<Change> {
+        self.client.change(self.call(Call::post(self.path(path::THAW)).json(request).waits(request.wait_ms)))
+    }
+
+    /// Saves it. Unlike after a stop, whatever may wake it still does (L9).
+    pub fn hibernate(&self, request: &RestSandbox) -> Result<Change> {
+        self.client.change(self.call(Call::post(self.path(path::HIBERNATE)).json(request).waits(request.wait_ms)))
     }
 
     /// Stops it (L8).

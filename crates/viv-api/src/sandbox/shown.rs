@@ -80,6 +80,8 @@ pub enum Status {
     Frozen,
     /// It is being saved.
     Hibernating,
+    /// It could not be saved: its processes have ended, its files are kept, and it is tried again (L10).
+    SaveFailed,
     /// It is saved, and nothing runs.
     Hibernated,
     /// It is being made from what was saved.
@@ -173,8 +175,8 @@ macro_rules! words {
 words! {
     Status {
         Provisioning = "provisioning", Verifying = "verifying", Ready = "ready", Unverified = "unverified",
-        Frozen = "frozen", Hibernating = "hibernating", Hibernated = "hibernated", Resuming = "resuming",
-        Lost = "lost", Failed = "failed", Stopping = "stopping", Stopped = "stopped",
+        Frozen = "frozen", Hibernating = "hibernating", SaveFailed = "save_failed", Hibernated = "hibernated",
+        Resuming = "resuming", Lost = "lost", Failed = "failed", Stopping = "stopping", Stopped = "stopped",
     }
     Desired { Running = "running", Hibernated = "hibernated", Gone = "gone" }
     Phase {
@@ -343,6 +345,9 @@ pub struct SandboxPolicy {
     pub persistent: bool,
     /// Time from its start to its hard deadline.
     pub lifetime_ms: u64,
-    /// Time without activity after which it is put to rest; never when absent.
+    /// Time without activity after which it is frozen; never when absent.
     pub idle_ms: Option<u64>,
+    /// Time frozen after which it is saved, or, when it is not persistent, ends; never when absent.
+    #[serde(default)]
+    pub hibernate_ms: Option<u64>,
 }

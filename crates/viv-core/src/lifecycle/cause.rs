@@ -45,8 +45,14 @@ pub enum Cause {
     Reappeared,
     /// Nobody used it.
     Idle,
+    /// A user froze it.
+    UserFreeze,
+    /// A user had it saved.
+    UserHibernate,
     /// A user stopped it.
     UserStop,
+    /// A user gave up what could not be saved.
+    UserDiscard,
     /// A user deleted it.
     UserDelete,
     /// Its hard deadline passed.
@@ -99,7 +105,10 @@ impl Cause {
             Self::ProbeFinding => "probe_finding",
             Self::Reappeared => "reappeared",
             Self::Idle => "idle",
+            Self::UserFreeze => "user_freeze",
+            Self::UserHibernate => "user_hibernate",
             Self::UserStop => "user_stop",
+            Self::UserDiscard => "user_discard",
             Self::UserDelete => "user_delete",
             Self::Expired => "expired",
             Self::Saved => "saved",

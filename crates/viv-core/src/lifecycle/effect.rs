@@ -1,6 +1,6 @@
 //! What the record says is to be done.
 
-use super::phase::{FreezeStep, HibernateStep, MakeStep, Phase, VerifyStep};
+use super::phase::{FreezeStep, HibernateStep, MakeStep, Phase, ResumeStep, VerifyStep};
 use super::{Sandbox, Work};
 use crate::hook::HookPoint;
 use crate::id::{Generation, OperationId, SnapshotId};
@@ -83,12 +83,12 @@ pub fn outstanding(sandbox: &Sandbox) -> Option<(Effect, &Work)> {
     let generation = sandbox.generation;
     let effect = |operation: &OperationId| match &sandbox.phase {
         Phase::Provisioning { step: MakeStep::Clear, .. }
-        | Phase::Resuming { step: MakeStep::Clear, .. }
+        | Phase::Resuming { step: ResumeStep::Clear, .. }
         | Phase::Hibernating { step: HibernateStep::Clear, .. }
         | Phase::Failed { .. }
         | Phase::Stopping { .. } => Some(Effect::Clear { generation }),
         Phase::Provisioning { step: MakeStep::Make, .. } => Some(Effect::Create { generation }),
-        Phase::Resuming { step: MakeStep::Make, snapshot, .. } => {
+        Phase::Resuming { step: ResumeStep::Make, snapshot, .. } => {
             Some(Effect::Restore { generation, snapshot: snapshot.clone() })
         }
         Phase::Verifying { step: VerifyStep::Thaw, .. } => Some(Effect::Thaw { generation }),
@@ -99,7 +99,7 @@ pub fn outstanding(sandbox: &Sandbox) -> Option<(Effect, &Work)> {
         }
         Phase::Verifying { step: VerifyStep::Probe, .. } => Some(Effect::Probe { generation }),
         Phase::Frozen { step: FreezeStep::Freeze { .. } } => Some(Effect::Freeze { generation }),
-        Phase::Hibernating { step: HibernateStep::Save, .. } => {
+        Phase::Hibernating { step: HibernateStep::Save, .. } | Phase::Resuming { step: ResumeStep::Seal, .. } => {
             Some(Effect::Save { generation, snapshot: Sandbox::snapshot_of(operation) })
         }
         Phase::Ready

@@ -30,8 +30,36 @@ pub enum Event {
         /// Who.
         by: Actor,
     },
-    /// Nobody uses it: it is to be frozen.
-    Idle,
+    /// Somebody wants it to stand still, with its memory (L13).
+    Freeze {
+        /// Who.
+        by: Actor,
+    },
+    /// Somebody wants what stands still to go on.
+    Thaw {
+        /// Who.
+        by: Actor,
+    },
+    /// Somebody wants it saved. Unlike after a stop, whatever may wake it still does (L9).
+    Hibernate {
+        /// Who.
+        by: Actor,
+    },
+    /// Somebody wants a save that failed to be tried again now (L10).
+    RetrySave {
+        /// Who.
+        by: Actor,
+    },
+    /// Somebody gives up what could not be saved (L10).
+    Discard {
+        /// Who.
+        by: Actor,
+    },
+    /// Nobody uses it: the next rung of the ladder (L5).
+    Idle {
+        /// Whether its provider can freeze; else that rung is left out.
+        freezes: bool,
+    },
     /// Who woke it is done with it: it goes back to where it was, unless somebody else used it meanwhile (L17).
     Rest {
         /// Back to what.

@@ -42,10 +42,11 @@ pub use cause::{Actor, Cause, Caused};
 pub use effect::{Effect, outstanding};
 pub use event::{Event, Failure, FailureKind, Outcome, RestAt, Seen};
 pub use evidence::{Check, Evidence, Finding, Observed, PortCheck, ServiceCheck};
-pub use phase::{FreezeStep, HibernateStep, MakeStep, Phase, PhaseName, VerifyStep, Work};
+pub use phase::{FreezeStep, HibernateStep, MakeStep, Phase, PhaseName, ResumeStep, VerifyStep, Work};
 pub use status::{EVIDENCE_MS_MAX, Status, status};
 pub use step::{Accepted, Denial, Happened, Ignored, Stepped, step};
 
+use crate::exec::ExecStatus;
 use crate::hook::HookPoint;
 use crate::id::{Generation, OperationId, SandboxId, SnapshotId};
 use crate::service::ServiceRun;
@@ -109,6 +110,19 @@ pub struct KeepAwake {
     pub until_ms: u64,
 }
 
+/// A command that ran when its sandbox was saved without its memory (X5).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LostExecution {
+    /// In which generation.
+    pub generation: Generation,
+    /// How it ended.
+    #[serde(flatten)]
+    pub status: ExecStatus,
+}
+
+/// Most commands that are remembered as lost; the oldest are forgotten.
+pub const LOST_EXECUTIONS_MAX: usize = 32;
+
 /// A sandbox as it is recorded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sandbox {
@@ -151,8 +165,17 @@ pub struct Sandbox {
     pub evidence: Evidence,
     /// What the provider said last, as of the last transition.
     pub observed: Option<Observed>,
-    /// The state that was saved last by hibernating.
+    /// Why it is to be at rest, once it is: what is acted upon later still has this cause.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rests_for: Option<Cause>,
+    /// The state that was saved last by hibernating, and the last that is known to be good.
     pub saved: Option<SnapshotId>,
+    /// What was sealed of an instance that had to be replaced, until what is made from it works (T7).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sealed: Option<SnapshotId>,
+    /// Commands that ran when it was saved: they do not run any more, and are told so (X5).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lost_executions: Vec<LostExecution>,
     /// When it was created.
     pub created_at_ms: u64,
     /// The last activity (L6).
@@ -264,7 +287,10 @@ impl Sandbox {
             deleted: false,
             evidence: Evidence::default(),
             observed: None,
+            rests_for: None,
             saved: None,
+            sealed: None,
+            lost_executions: Vec::new(),
             created_at_ms: at.now_ms,
             active_at_ms: at.now_ms,
             expires_at_ms: None,
@@ -302,6 +328,41 @@ impl Sandbox {
         }
         let work = self.phase.work()?;
         Some(if work.retry_at_ms > 0 { work.retry_at_ms.min(work.deadline_at_ms) } else { work.deadline_at_ms })
+    }
+
+    /// When the next rung of the ladder is due if nobody uses it until then (L5): frozen, then saved or ended. `freezes`
+    /// is whether its provider can do the first of the two; else they are one.
+    ///
+    /// A window begins anew with the phase, so that what was brought up, or could not be frozen, has a whole one (L4).
+    /// What keeps it awake holds it off (L7).
+    pub fn idle_at_ms(&self, freezes: bool) -> Option<u64> {
+        let window_ms = match &self.phase {
+            Phase::Ready if freezes => self.policy.idle_ms,
+            Phase::Ready => self.policy.idle_ms.saturating_add(self.policy.hibernate_ms),
+            Phase::Frozen { step: FreezeStep::Done } => self.policy.hibernate_ms,
+            Phase::Provisioning { .. }
+            | Phase::Verifying { .. }
+            | Phase::Frozen { step: FreezeStep::Freeze { .. } }
+            | Phase::Hibernating { .. }
+            | Phase::Hibernated { .. }
+            | Phase::Resuming { .. }
+            | Phase::Lost
+            | Phase::Failed { .. }
+            | Phase::Stopping { .. }
+            | Phase::Stopped => return None,
+        };
+        // A stop was acknowledged and is about to be acted upon; frozen, it would be forgotten.
+        if self.desired != Desired::Running {
+            return None;
+        }
+        let used_at_ms = self.active_at_ms.max(self.phase_since_ms);
+        let awake_ms = self.keep_awake.values().map(|lease| lease.until_ms).max().unwrap_or(0);
+        Some(used_at_ms.saturating_add(window_ms).max(awake_ms))
+    }
+
+    /// What the next instance is made from, if anything was saved.
+    fn made_from(&self) -> Option<SnapshotId> {
+        self.sealed.clone().or_else(|| self.saved.clone())
     }
 
     /// Names the next operation and gives it this long.

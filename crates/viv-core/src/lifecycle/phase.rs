@@ -29,6 +29,18 @@ pub enum MakeStep {
     Make,
 }
 
+/// How far the making of an instance from what was saved is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ResumeStep {
+    /// What can still be saved of the last generation is sealed before it is replaced (T7).
+    Seal,
+    /// The last generation is fenced and its absence observed (L15).
+    Clear,
+    /// This generation is made.
+    Make,
+}
+
 /// How far the verification is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -119,8 +131,8 @@ pub enum Phase {
     /// An instance is made from what was saved.
     Resuming {
         /// How far.
-        step: MakeStep,
-        /// From what.
+        step: ResumeStep,
+        /// From what; while something is sealed, that.
         snapshot: SnapshotId,
         /// How many before it did not come up for this entry.
         rebuilds: u32,

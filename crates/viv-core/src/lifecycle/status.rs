@@ -11,7 +11,7 @@ pub const EVIDENCE_MS_MAX: u64 = 30_000;
 /// How a sandbox is, in one word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[expect(missing_docs, reason = "all but one are those of Phase")]
+#[expect(missing_docs, reason = "all but those with a line are those of Phase")]
 pub enum Status {
     Provisioning,
     Verifying,
@@ -21,6 +21,8 @@ pub enum Status {
     Unverified,
     Frozen,
     Hibernating,
+    /// It could not be saved: its processes have ended, its files are kept, and it is tried again (L10).
+    SaveFailed,
     Hibernated,
     Resuming,
     Lost,
@@ -39,6 +41,7 @@ impl Status {
             Self::Unverified => "unverified",
             Self::Frozen => "frozen",
             Self::Hibernating => "hibernating",
+            Self::SaveFailed => "save_failed",
             Self::Hibernated => "hibernated",
             Self::Resuming => "resuming",
             Self::Lost => "lost",
@@ -60,7 +63,8 @@ pub fn status(sandbox: &Sandbox, latest: &Evidence, now_ms: u64) -> Status {
             if fresh && well { Status::Ready } else { Status::Unverified }
         }
         Phase::Frozen { .. } => Status::Frozen,
-        Phase::Hibernating { .. } => Status::Hibernating,
+        Phase::Hibernating { save_failed: true, .. } => Status::SaveFailed,
+        Phase::Hibernating { save_failed: false, .. } => Status::Hibernating,
         Phase::Hibernated { .. } => Status::Hibernated,
         Phase::Resuming { .. } => Status::Resuming,
         Phase::Lost => Status::Lost,

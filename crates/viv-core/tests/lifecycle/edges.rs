@@ -25,7 +25,8 @@ const DESIGN: [(PhaseName, &[PhaseName]); 11] = [
 ];
 
 /// What is more than the design's; `docs/lifecycle.md` says why.
-pub(crate) const MORE: [(PhaseName, PhaseName); 2] = [(Verifying, Hibernating), (Lost, Hibernating)];
+pub(crate) const MORE: [(PhaseName, PhaseName); 4] =
+    [(Verifying, Hibernating), (Lost, Hibernating), (Hibernating, Failed), (Resuming, Provisioning)];
 
 #[test]
 fn the_edges_are_those_of_the_design() {

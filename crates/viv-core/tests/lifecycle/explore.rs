@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use viv_core::hook::HookReport;
 use viv_core::lifecycle::{
     Cause, Denial, EntryKind, Event, Evidence, Failure, FailureKind, Finding, FreezeStep, Happened, Ignored, Outcome,
-    Phase, PhaseName, RestAt, Sandbox, Seen, Stepped, Timings, Work,
+    Phase, PhaseName, RestAt, ResumeStep, Sandbox, Seen, Stepped, Timings, Work,
 };
 use viv_core::service::ServiceFound;
 use viv_core::{EndCause, Generation};
@@ -123,6 +123,9 @@ fn answer_word(answer: &Stepped) -> String {
         Stepped::Denied(why) => match why {
             Denial::Gone => "denied: gone",
             Denial::Held => "denied: held",
+            Denial::NotNow => "denied: not now",
+            Denial::Ephemeral => "denied: not persistent",
+            Denial::NoFailedSave => "denied: no save has failed",
         }
         .to_owned(),
     }
@@ -137,16 +140,25 @@ fn moments(sandbox: &Sandbox) -> BTreeSet<u64> {
     if let Phase::Verifying { found_at_ms, findings: 1.., .. } = sandbox.phase {
         moments.insert(found_at_ms + Timings::default().findings_span_ms);
     }
-    if sandbox.phase == Phase::Ready {
-        moments.insert(sandbox.active_at_ms + sandbox.policy.idle_ms);
-    }
+    moments.extend([true, false].into_iter().filter_map(|freezes| sandbox.idle_at_ms(freezes)));
     moments.retain(|&now_ms| now_ms >= NOW_MS);
     moments
 }
 
 /// Everything that can happen.
 pub(crate) fn events(sandbox: &Sandbox, now_ms: u64) -> Vec<(&'static str, Event)> {
-    let mut events = vec![("stop", stop()), ("delete", delete()), ("idle", Event::Idle), ("due", Event::Due)];
+    let mut events = vec![
+        ("stop", stop()),
+        ("delete", delete()),
+        ("freeze", Event::Freeze { by: user() }),
+        ("thaw", Event::Thaw { by: user() }),
+        ("hibernate", Event::Hibernate { by: user() }),
+        ("retry save", Event::RetrySave { by: user() }),
+        ("discard", Event::Discard { by: user() }),
+        ("idle", Event::Idle { freezes: true }),
+        ("idle, cannot be frozen", Event::Idle { freezes: false }),
+        ("due", Event::Due),
+    ];
     for (word, to) in [("back to frozen", RestAt::Frozen), ("back to hibernated", RestAt::Hibernated)] {
         // Nobody else used it since, or somebody did.
         for woken_at_ms in [sandbox.active_at_ms, 0] {
@@ -261,8 +273,9 @@ fn alike(sandbox: &Sandbox, now_ms: u64) -> Sandbox {
     next.cause.by = user();
     next.cause.at_ms = NOW_MS;
     next.cause.message = None;
-    // Only the tombstone keeps the cause of the phase before it.
-    if next.phase.name() != PhaseName::Stopping {
+    // Only the tombstone, and what was discarded, keep the cause of the phase before.
+    let discarded = next.phase.name() == PhaseName::Hibernating && next.cause.cause == Cause::UserDiscard;
+    if next.phase.name() != PhaseName::Stopping && !discarded {
         // And what is lost for a service is not remade.
         let for_a_service = next.phase.name() == PhaseName::Lost && next.cause.cause == Cause::ServiceFailed;
         next.cause.cause = if for_a_service { Cause::ServiceFailed } else { Cause::Requested };
@@ -297,6 +310,8 @@ fn alike(sandbox: &Sandbox, now_ms: u64) -> Sandbox {
         next.observed = None;
     }
     next.saved = sandbox.saved.as_ref().map(|_| snapshot);
+    next.rests_for = None;
+    next.sealed = sandbox.sealed.as_ref().map(|_| "snp_t".parse().expect("an id"));
     if let Some(entry) = &mut next.entry {
         entry.at_ms = NOW_MS;
         entry.kind = EntryKind::Ensure;
@@ -304,7 +319,7 @@ fn alike(sandbox: &Sandbox, now_ms: u64) -> Sandbox {
     if let Some(observed) = &mut next.observed {
         observed.at_ms = NOW_MS;
     }
-    let saved = next.saved.clone();
+    let saved = next.sealed.clone().or_else(|| next.saved.clone());
     match &mut next.phase {
         Phase::Provisioning { work, .. } | Phase::Stopping { work } | Phase::Hibernating { work, .. } => {
             same_work(work, now_ms);
@@ -318,6 +333,10 @@ fn alike(sandbox: &Sandbox, now_ms: u64) -> Sandbox {
             if *findings == 0 {
                 *found_at_ms = NOW_MS;
             }
+        }
+        Phase::Resuming { step: ResumeStep::Seal, work, snapshot, .. } => {
+            same_work(work, now_ms);
+            *snapshot = "snp_t".parse().expect("an id");
         }
         Phase::Resuming { work, snapshot, .. } => {
             same_work(work, now_ms);

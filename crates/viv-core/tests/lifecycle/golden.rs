@@ -23,7 +23,7 @@ fn records() -> BTreeMap<String, Sandbox> {
         &Event::Probed { generation: ready(true).generation, evidence: evidence(Finding::Unhealthy, NOW_MS) },
         NOW_MS,
     );
-    let freezing = after(&ready(true), &Event::Idle, NOW_MS + 900_000);
+    let freezing = after(&ready(true), &Event::Idle { freezes: true }, NOW_MS + 900_000);
     let frozen = after(&freezing, &done(&freezing, Outcome::Frozen), NOW_MS + 900_000);
     let saving = after(&ready(true), &stop(), NOW_MS);
     let clearing = after(&saving, &done(&saving, Outcome::Saved), NOW_MS);

@@ -3,7 +3,7 @@
 use viv_core::EndCause;
 use viv_core::lifecycle::{
     Accepted, Cause, Denial, Desired, Event, Evidence, Finding, FreezeStep, Happened, HibernateStep, Ignored, MakeStep,
-    Outcome, Phase, PhaseName, Sandbox, Seen, Stepped, Timings, VerifyStep, outstanding,
+    Outcome, Phase, PhaseName, ResumeStep, Sandbox, Seen, Stepped, Timings, VerifyStep, outstanding,
 };
 use viv_core::spec::ServiceName;
 
@@ -32,16 +32,46 @@ pub(crate) fn check(before: &Sandbox, event: &Event, now_ms: u64, answer: &Stepp
             wishes(before, event, accepted);
             whose(before, event, accepted);
             patience(before, event, accepted, now_ms);
+            ladder(before, event, accepted, now_ms);
+            kept(before, event, accepted);
         }
         Stepped::Ignored(why) => ignored(before, event, *why),
         Stepped::Denied(why) => {
-            let Event::Enter { kind, .. } = event else { panic!("only entries are denied, not {event:?}") };
-            let gone = before.deleted || before.desired == Desired::Gone;
-            match why {
-                Denial::Gone => assert!(gone),
-                Denial::Held => assert!(before.held && !kind.is_explicit()),
-            }
+            denied(before, event, *why);
         }
+    }
+}
+
+/// Nothing is refused without ground: what is gone is, what a user stopped is for traffic, and what a verb cannot do
+/// where the record is.
+fn denied(before: &Sandbox, event: &Event, why: Denial) {
+    let gone = before.deleted || before.desired == Desired::Gone;
+    assert_eq!(gone, why == Denial::Gone, "{event:?} in {:?}", before.phase);
+    let phase = before.phase.name();
+    match event {
+        Event::Enter { kind, .. } => assert!(gone || (before.held && !kind.is_explicit() && why == Denial::Held)),
+        Event::Freeze { .. } => assert!(gone || (phase != PhaseName::Frozen && why == Denial::NotNow)),
+        Event::Thaw { .. } => {
+            assert!(gone || (why == Denial::NotNow && !matches!(phase, PhaseName::Frozen | PhaseName::Ready)));
+        }
+        Event::Hibernate { .. } => match why {
+            Denial::Ephemeral => assert!(!before.policy.persistent),
+            Denial::Gone | Denial::Held | Denial::NotNow | Denial::NoFailedSave => {
+                let at_rest = [PhaseName::Ready, PhaseName::Frozen, PhaseName::Hibernated].contains(&phase);
+                assert!(gone || (why == Denial::NotNow && !at_rest));
+            }
+        },
+        Event::RetrySave { .. } | Event::Discard { .. } => {
+            let failed = matches!(before.phase, Phase::Hibernating { save_failed: true, .. });
+            assert!(gone || (why == Denial::NoFailedSave && !failed));
+        }
+        Event::Stop { .. }
+        | Event::Delete { .. }
+        | Event::Idle { .. }
+        | Event::Done { .. }
+        | Event::Seen { .. }
+        | Event::Probed { .. }
+        | Event::Due => panic!("{event:?} was denied"),
     }
 }
 
@@ -57,10 +87,15 @@ fn ignored(before: &Sandbox, event: &Event, why: Ignored) {
             assert_eq!(*generation != before.generation, why == Ignored::StaleGeneration);
         }
         Event::Due => assert_eq!(why, Ignored::NotDue),
-        Event::Idle | Event::Rest { .. } => {
-            assert!(matches!(why, Ignored::NotIdle | Ignored::Busy | Ignored::NothingNew));
-        }
-        Event::Enter { .. } | Event::Stop { .. } | Event::Delete { .. } => assert_eq!(why, Ignored::NothingNew),
+        Event::Rest { .. } => assert!(matches!(why, Ignored::NotIdle | Ignored::Busy | Ignored::NothingNew)),
+        Event::Idle { .. } => assert!(matches!(why, Ignored::NotIdle | Ignored::Busy)),
+        Event::RetrySave { .. } | Event::Discard { .. } => panic!("{event:?} was dropped in {:?}", before.phase),
+        Event::Enter { .. }
+        | Event::Stop { .. }
+        | Event::Delete { .. }
+        | Event::Freeze { .. }
+        | Event::Thaw { .. }
+        | Event::Hibernate { .. } => assert_eq!(why, Ignored::NothingNew),
     }
     if let Event::Enter { .. } = event {
         // Whoever asks is answered by what is there, or by what is under way.
@@ -103,13 +138,15 @@ fn generation(before: &Sandbox, event: &Event, accepted: &Accepted) {
     assert_eq!((&next.evidence, &next.observed), (&Evidence::default(), &None), "that was about the last one");
     assert!(matches!(
         next.phase,
-        Phase::Provisioning { step: MakeStep::Make, .. } | Phase::Resuming { step: MakeStep::Make, .. }
+        Phase::Provisioning { step: MakeStep::Make, .. } | Phase::Resuming { step: ResumeStep::Make, .. }
     ));
     let cleared = match &before.phase {
         Phase::Hibernated { .. } => true,
-        Phase::Provisioning { step, .. } | Phase::Resuming { step, .. } => {
-            *step == MakeStep::Clear && matches!(event, Event::Done { outcome: Outcome::Cleared, .. })
+        Phase::Provisioning { step: MakeStep::Clear, .. } | Phase::Resuming { step: ResumeStep::Clear, .. } => {
+            matches!(event, Event::Done { outcome: Outcome::Cleared, .. })
         }
+        Phase::Provisioning { step: MakeStep::Make, .. }
+        | Phase::Resuming { step: ResumeStep::Seal | ResumeStep::Make, .. } => false,
         Phase::Verifying { .. }
         | Phase::Ready
         | Phase::Frozen { .. }
@@ -165,9 +202,9 @@ fn arrivals(before: &Sandbox, event: &Event, accepted: &Accepted) {
         PhaseName::Hibernated => {
             let clearing = matches!(
                 before.phase,
-                Phase::Hibernating { step: HibernateStep::Clear, .. } | Phase::Resuming { step: MakeStep::Clear, .. }
+                Phase::Hibernating { step: HibernateStep::Clear, .. } | Phase::Resuming { step: ResumeStep::Clear, .. }
             );
-            assert!(clearing && cleared && next.saved.is_some());
+            assert!(clearing && cleared && (next.saved.is_some() || next.sealed.is_some()));
         }
         PhaseName::Provisioning | PhaseName::Resuming => match from {
             PhaseName::Hibernated | PhaseName::Lost | PhaseName::Failed => {
@@ -175,11 +212,16 @@ fn arrivals(before: &Sandbox, event: &Event, accepted: &Accepted) {
                 assert!(matches!(event, Event::Enter { .. }) || waited_for, "{event:?} woke {before:?}");
             }
             PhaseName::Verifying => assert!(before.entry.is_some()),
+            // There was something to save of what is replaced, and it could not be, and nothing was before (T7).
+            PhaseName::Resuming => {
+                let sealing = matches!(before.phase, Phase::Resuming { step: ResumeStep::Seal, .. });
+                let failed = matches!(event, Event::Done { outcome: Outcome::Failed(_), .. });
+                assert!((sealing && failed && before.saved.is_none()) || before.sealed.is_some(), "{event:?}");
+            }
             PhaseName::Provisioning
             | PhaseName::Ready
             | PhaseName::Frozen
             | PhaseName::Hibernating
-            | PhaseName::Resuming
             | PhaseName::Stopping
             | PhaseName::Stopped => panic!("{from:?} → {to:?}"),
         },
@@ -201,7 +243,12 @@ fn whose(before: &Sandbox, event: &Event, accepted: &Accepted) {
             Event::Done { .. } if accepted.next.is_over() => Some(&before.cause.by),
             Event::Enter { .. }
             | Event::Delete { .. }
-            | Event::Idle
+            | Event::Freeze { .. }
+            | Event::Thaw { .. }
+            | Event::Hibernate { .. }
+            | Event::RetrySave { .. }
+            | Event::Discard { .. }
+            | Event::Idle { .. }
             | Event::Rest { .. }
             | Event::Done { .. }
             | Event::Seen { .. }
@@ -225,7 +272,7 @@ fn wishes(before: &Sandbox, event: &Event, accepted: &Accepted) {
     if next.desired == Desired::Gone {
         assert!(next.entry.is_none());
     }
-    let entered = matches!(event, Event::Enter { .. });
+    let entered = matches!(event, Event::Enter { .. } | Event::Thaw { .. });
     assert!(entered || before.entry.is_some() || next.entry.is_none(), "an entry out of nothing");
     if before.held && !next.held {
         assert!(matches!(event, Event::Enter { kind, .. } if kind.is_explicit()));
@@ -239,7 +286,8 @@ fn wishes(before: &Sandbox, event: &Event, accepted: &Accepted) {
         assert!(next.desired == Desired::Gone || next.held_by.as_ref() == Some(by));
         assert_eq!(next.desired == Desired::Hibernated, next.policy.persistent);
     }
-    let undone = matches!(event, Event::Stop { .. } | Event::Delete { .. });
+    let undone =
+        matches!(event, Event::Stop { .. } | Event::Delete { .. } | Event::Hibernate { .. } | Event::Discard { .. });
     if before.phase.name() == PhaseName::Hibernating && before.entry.is_some() && !undone {
         assert!(next.entry.is_some(), "an entry during hibernating was forgotten: {next:?}");
     }
@@ -290,8 +338,91 @@ fn patience(before: &Sandbox, event: &Event, accepted: &Accepted, now_ms: u64) {
         Event::Due => {
             assert!(!matches!(next.phase, Phase::Provisioning { .. } | Phase::Resuming { .. }), "replaced for time");
         }
-        Event::Enter { .. } | Event::Idle | Event::Rest { .. } | Event::Done { .. } | Event::Probed { .. } => {
-            panic!("{event:?}")
+        Event::Enter { .. }
+        | Event::Freeze { .. }
+        | Event::Thaw { .. }
+        | Event::Hibernate { .. }
+        | Event::RetrySave { .. }
+        | Event::Discard { .. }
+        | Event::Idle { .. }
+        | Event::Rest { .. }
+        | Event::Done { .. }
+        | Event::Probed { .. } => panic!("{event:?}"),
+    }
+}
+
+/// Nobody is put to rest before its window has passed, whoever keeps it awake has had his time, and nobody waits (L4 to
+/// L7). By hand, only what works is frozen, and nothing that is on its way up is saved (L21).
+fn ladder(before: &Sandbox, event: &Event, accepted: &Accepted, now_ms: u64) {
+    let next = &accepted.next;
+    match event {
+        Event::Idle { freezes } => {
+            let since_ms = before.active_at_ms.max(before.phase_since_ms);
+            let window_ms = match (&before.phase, freezes) {
+                (Phase::Ready, true) => before.policy.idle_ms,
+                (Phase::Ready, false) => before.policy.idle_ms + before.policy.hibernate_ms,
+                (Phase::Frozen { step: FreezeStep::Done }, _) => before.policy.hibernate_ms,
+                (phase, _) => panic!("{phase:?} idles"),
+            };
+            assert!(now_ms >= since_ms.saturating_add(window_ms));
+            assert!(before.keep_awake.values().all(|lease| lease.until_ms <= now_ms));
+            assert!(before.entry.is_none() && before.desired == Desired::Running);
+            let to = match (before.phase.name(), freezes) {
+                (PhaseName::Ready, true) => PhaseName::Frozen,
+                (_, _) if before.policy.persistent => PhaseName::Hibernating,
+                (_, _) => PhaseName::Stopping,
+            };
+            assert_eq!((next.phase.name(), &next.cause.cause, next.held), (to, &Cause::Idle, false));
         }
+        Event::Freeze { .. } => assert_eq!(before.phase, Phase::Ready),
+        Event::Thaw { .. } => {
+            let frozen = before.phase.name() == PhaseName::Frozen;
+            assert!(frozen && next.phase.name() == PhaseName::Verifying && next.generation == before.generation);
+        }
+        Event::Hibernate { .. } => {
+            assert!(!matches!(
+                before.phase,
+                Phase::Provisioning { .. } | Phase::Verifying { .. } | Phase::Resuming { .. }
+            ));
+            assert!(next.desired == Desired::Hibernated && next.held == before.held);
+        }
+        Event::Enter { .. }
+        | Event::Stop { .. }
+        | Event::Delete { .. }
+        | Event::RetrySave { .. }
+        | Event::Discard { .. }
+        | Event::Rest { .. }
+        | Event::Done { .. }
+        | Event::Seen { .. }
+        | Event::Probed { .. }
+        | Event::Due => {}
+    }
+}
+
+/// The last good state is given up for a later one only when that was saved by intent, or what was made from it works;
+/// and what could be saved of an instance is, before it is replaced (T7, L10).
+fn kept(before: &Sandbox, event: &Event, accepted: &Accepted) {
+    let next = &accepted.next;
+    if next.saved != before.saved {
+        let hibernating = matches!(before.phase, Phase::Hibernating { step: HibernateStep::Save, .. });
+        let by_intent = hibernating && matches!(event, Event::Done { outcome: Outcome::Saved, .. });
+        assert!(by_intent || (next.phase == Phase::Ready && next.saved == before.sealed), "{event:?}: {next:?}");
+    }
+    let had_worked = match before.phase {
+        Phase::Lost => true,
+        Phase::Verifying { was_ready, .. } => was_ready,
+        Phase::Provisioning { .. }
+        | Phase::Ready
+        | Phase::Frozen { .. }
+        | Phase::Hibernating { .. }
+        | Phase::Hibernated { .. }
+        | Phase::Resuming { .. }
+        | Phase::Failed { .. }
+        | Phase::Stopping { .. }
+        | Phase::Stopped => false,
+    };
+    let replaced = matches!(next.phase, Phase::Provisioning { .. } | Phase::Resuming { .. });
+    if had_worked && replaced && before.policy.persistent {
+        assert!(matches!(next.phase, Phase::Resuming { step: ResumeStep::Seal, .. }), "{event:?}: {next:?}");
     }
 }

@@ -17,6 +17,7 @@ mod incidents;
 mod laws;
 mod model;
 mod provider;
+mod rest;
 mod services;
 mod setup;
 mod status;

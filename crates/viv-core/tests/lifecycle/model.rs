@@ -14,7 +14,7 @@ use viv_core::{EndCause, Generation, OperationId};
 use crate::explore::events;
 use crate::laws;
 use crate::provider::{Provider, State};
-use crate::setup::{NOW_MS, created, delete, enter, evidence, incomplete, seen, step_at, stop};
+use crate::setup::{NOW_MS, created, delete, enter, evidence, incomplete, seen, step_at, stop, user};
 
 /// Something that happens in the world.
 #[derive(Debug, Clone)]
@@ -23,7 +23,14 @@ enum Act {
     Stop,
     Delete,
     /// Nobody used it for long enough.
-    Idle,
+    Idle {
+        freezes: bool,
+    },
+    Freeze,
+    Thaw,
+    Hibernate,
+    RetrySave,
+    Discard,
     /// What is outstanding is performed, more or less.
     Perform(Fate),
     /// A request that was held up arrives.
@@ -107,12 +114,15 @@ impl World {
                 self.hear(&delete());
                 self.promised.gone = true;
             }
-            Act::Idle => {
-                if self.sandbox.phase == Phase::Ready {
-                    self.now_ms = self.now_ms.max(self.sandbox.active_at_ms + self.sandbox.policy.idle_ms);
-                }
-                self.hear(&Event::Idle);
+            Act::Idle { freezes } => {
+                self.now_ms = self.now_ms.max(self.sandbox.idle_at_ms(*freezes).unwrap_or(0));
+                self.hear(&Event::Idle { freezes: *freezes });
             }
+            Act::Freeze => self.ask(Event::Freeze { by: user() }),
+            Act::Thaw => self.ask(Event::Thaw { by: user() }),
+            Act::Hibernate => self.ask(Event::Hibernate { by: user() }),
+            Act::RetrySave => self.ask(Event::RetrySave { by: user() }),
+            Act::Discard => self.ask(Event::Discard { by: user() }),
             Act::Perform(fate) => self.perform(fate),
             Act::LateRequest(which) => {
                 if !self.requests.is_empty() {
@@ -147,6 +157,13 @@ impl World {
             }
         }
         self.compare();
+    }
+
+    /// A verb that is refused where it makes no sense, and always once it is gone.
+    fn ask(&mut self, event: Event) {
+        let answer = step_at(&self.sandbox, &event, self.now_ms);
+        assert_eq!(answer == Stepped::Denied(Denial::Gone), self.promised.gone, "{event:?} in {:?}", self.sandbox);
+        self.hear(&event);
     }
 
     fn enter(&mut self, kind: EntryKind) {
@@ -212,7 +229,8 @@ impl World {
         }
         if to == PhaseName::Stopping && !matches!(event, Event::Stop { .. } | Event::Delete { .. }) {
             let expired = matches!(event, Event::Seen { seen: Seen::Ended(EndCause::Expired), .. });
-            assert!(expired && !next.policy.persistent, "nobody stopped it: {event:?}");
+            let idled = matches!(event, Event::Idle { .. });
+            assert!((expired || idled) && !next.policy.persistent, "nobody stopped it: {event:?}");
             self.promised.gone = true;
         }
         if let Event::Probed { evidence, .. } = event {
@@ -419,7 +437,12 @@ fn acts() -> impl Strategy<Value = Act> {
         5 => kinds().prop_map(Act::Enter),
         3 => Just(Act::Stop),
         1 => prop::bool::weighted(0.2).prop_map(|delete| if delete { Act::Delete } else { Act::Look }),
-        3 => Just(Act::Idle),
+        3 => any::<bool>().prop_map(|freezes| Act::Idle { freezes }),
+        2 => Just(Act::Freeze),
+        2 => Just(Act::Thaw),
+        2 => Just(Act::Hibernate),
+        1 => Just(Act::RetrySave),
+        1 => Just(Act::Discard),
         2 => any::<usize>().prop_map(Act::LateRequest),
         3 => any::<usize>().prop_map(Act::LateAnswer),
         2 => disturbed.prop_map(Act::Disturb),

@@ -74,7 +74,7 @@ pub(crate) fn created(persistent: bool) -> Sandbox {
         project: Project::default(),
         name: persistent.then(|| "box".parse().expect("a name")),
         spec: SandboxSpec { ports: vec![PORT], ..SandboxSpec::default() },
-        policy: Policy { persistent, lifetime_ms: 3_600_000, idle_ms: 900_000 },
+        policy: Policy { persistent, lifetime_ms: 3_600_000, idle_ms: 900_000, hibernate_ms: 900_000 },
         labels: [("team".to_owned(), "a".to_owned())].into(),
         by: user(),
     };

@@ -19,11 +19,7 @@ const AWAKE_MAX: usize = 32;
 impl Inner {
     /// Somebody used it. Written down at most once a second.
     pub(crate) async fn active(self: &Arc<Self>, sandbox: &SandboxId) -> Result<(), EngineError> {
-        let now_ms = self.clock.now_ms();
-        if self.knowledge.active(sandbox, now_ms) {
-            self.store.touch(self.epoch, sandbox, now_ms).await?;
-        }
-        Ok(())
+        self.begin_use(sandbox).await.map(drop)
     }
 }
 

@@ -6,6 +6,7 @@ mod delete;
 mod ensure;
 mod extend;
 mod limits;
+mod rest;
 mod stop;
 mod wait;
 

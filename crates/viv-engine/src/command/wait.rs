@@ -50,10 +50,12 @@ impl Engine {
         .await
     }
 
-    /// Waits until nothing is outstanding. After this long the answer is how it is then.
+    /// Waits until nothing is outstanding, or a save has failed, which goes no further by itself. After this long the
+    /// answer is how it is then.
     pub async fn wait_settled(&self, sandbox: &SandboxId, how_long: Duration) -> Result<View, EngineError> {
         self.wait(sandbox, how_long, |record| {
-            let settled = record.phase.work().is_none() && record.due_at_ms().is_none();
+            let stuck = matches!(record.phase, Phase::Hibernating { save_failed: true, .. });
+            let settled = stuck || (record.phase.work().is_none() && record.due_at_ms().is_none());
             if settled { Waited::Yes } else { Waited::NotYet }
         })
         .await

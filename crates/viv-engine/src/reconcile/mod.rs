@@ -30,13 +30,16 @@ pub enum ReconcilerName {
     Stuck,
     /// What is probed because it was read and stale.
     Health,
+    /// What nobody used for its window (L5).
+    Idle,
     /// Old lines, keys and tombstones (J9).
     Retention,
 }
 
 impl ReconcilerName {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::ProviderSync, Self::Expiry, Self::Stuck, Self::Health, Self::Retention];
+    pub const ALL: [Self; 6] =
+        [Self::ProviderSync, Self::Expiry, Self::Stuck, Self::Health, Self::Idle, Self::Retention];
 
     /// The word for it.
     pub fn as_str(self) -> &'static str {
@@ -45,6 +48,7 @@ impl ReconcilerName {
             Self::Expiry => "expiry",
             Self::Stuck => "stuck",
             Self::Health => "health",
+            Self::Idle => "idle",
             Self::Retention => "retention",
         }
     }
@@ -187,8 +191,8 @@ async fn run(inner: Arc<Inner>, name: ReconcilerName, period: Duration, bell: us
             ReconcilerName::Expiry => expiry::run(&inner).await,
             ReconcilerName::Stuck => stuck::run(&inner).await,
             ReconcilerName::Retention => retention::run(&inner).await,
-            // It has no period: it runs for what was read.
-            ReconcilerName::Health => Ok(Report::default()),
+            // These have no period: one runs for what was read, the other for an alarm.
+            ReconcilerName::Health | ReconcilerName::Idle => Ok(Report::default()),
         };
         if let Err(error) = &report {
             tracing::warn!(component = "reconcile", reconciler = name.as_str(), %error, "did not run through");

@@ -155,6 +155,7 @@ impl Execution {
             stdin_bytes: self.input_taken,
             pid: (!self.is_final()).then_some(self.pid),
             argv: self.spec.told_argv(),
+            detached: self.spec.detached,
         }
     }
 

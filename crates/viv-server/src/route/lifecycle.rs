@@ -8,7 +8,8 @@ use viv_api::limits::{Limits, LimitsInForce};
 use viv_api::path;
 use viv_api::query::OfGeneration;
 use viv_api::sandbox::{
-    Activity, Deadline, EnsureSandbox, ExtendSandbox, KeepAwake, ReportActivity, Sandbox, StopSandbox, TakeKeepAwake,
+    Activity, Deadline, EnsureSandbox, ExtendSandbox, FailedSave, KeepAwake, ReportActivity, Sandbox, StopSandbox,
+    TakeKeepAwake,
 };
 use viv_core::lifecycle::{EntryKind, Phase};
 
@@ -92,7 +93,14 @@ async fn stop(
         return Err(crate::refusal::gone(&record.id, &record.cause));
     }
     let (engine, by, id) = (state.engine().clone(), target.caller.actor(), record.id);
-    let view = regardless(async move { engine.stop(&id, by).await }).await?;
+    let view = regardless(async move {
+        match body.failed_save {
+            None => engine.stop(&id, by).await,
+            Some(FailedSave::Retry) => engine.retry_save(&id, by).await,
+            Some(FailedSave::Discard) => engine.discard(&id, by).await,
+        }
+    });
+    let view = view.await?;
     ended(&state, view, wait(&state, body.wait_ms, END_WAIT)).await
 }
 

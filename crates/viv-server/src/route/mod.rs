@@ -8,6 +8,7 @@ mod keys;
 mod lifecycle;
 mod looks;
 mod output;
+mod rest;
 mod sandboxes;
 
 use crate::api::{Api, Table};
@@ -28,6 +29,7 @@ pub(crate) fn tell(table: &mut impl Table) {
     daemon::tell(table);
     sandboxes::tell(table);
     lifecycle::tell(table);
+    rest::tell(table);
     looks::tell(table);
     executions::tell(table);
     output::tell(table);

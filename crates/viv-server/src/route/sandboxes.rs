@@ -146,7 +146,7 @@ fn phase_of(status: Status) -> PhaseName {
         Status::Verifying => PhaseName::Verifying,
         Status::Ready | Status::Unverified => PhaseName::Ready,
         Status::Frozen => PhaseName::Frozen,
-        Status::Hibernating => PhaseName::Hibernating,
+        Status::Hibernating | Status::SaveFailed => PhaseName::Hibernating,
         Status::Hibernated => PhaseName::Hibernated,
         Status::Resuming => PhaseName::Resuming,
         Status::Lost => PhaseName::Lost,

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use viv_core::SandboxId;
-use viv_core::lifecycle::{Actor, MakeStep, Moment, NewSandbox, Phase, PhaseName, Sandbox, Timings, VerifyStep, Work};
+use viv_core::lifecycle::{
+    Actor, MakeStep, Moment, NewSandbox, Phase, PhaseName, ResumeStep, Sandbox, Timings, VerifyStep, Work,
+};
 use viv_core::spec::{Policy, Project, SandboxSpec};
 
 use super::World;
@@ -111,7 +113,7 @@ pub(super) fn phase(name: PhaseName) -> Phase {
             Phase::Hibernating { step: viv_core::lifecycle::HibernateStep::Save, save_failed: true, work }
         }
         PhaseName::Hibernated => Phase::Hibernated { snapshot },
-        PhaseName::Resuming => Phase::Resuming { step: MakeStep::Clear, snapshot, rebuilds: 2, work },
+        PhaseName::Resuming => Phase::Resuming { step: ResumeStep::Clear, snapshot, rebuilds: 2, work },
         PhaseName::Lost => Phase::Lost,
         PhaseName::Failed => Phase::Failed { work: Some(work) },
         PhaseName::Stopping => Phase::Stopping { work },
@@ -121,7 +123,13 @@ pub(super) fn phase(name: PhaseName) -> Phase {
 
 /// A change with one line, which tells the version.
 pub(super) fn change(sandbox: &Sandbox) -> Change {
-    Change { sandbox: sandbox.clone(), lines: vec![about(sandbox)], idempotency: None, quota: None }
+    Change {
+        sandbox: sandbox.clone(),
+        lines: vec![about(sandbox)],
+        idempotency: None,
+        quota: None,
+        unused_since_ms: None,
+    }
 }
 
 /// The same under a key.

@@ -149,6 +149,7 @@ macro_rules! __store_cases {
                 due_follows_the_record,
                 touch_only_grows,
                 touch_is_no_change,
+                l6_who_is_used_meanwhile_does_not_idle,
                 a_commit_does_not_undo_a_touch,
             }
             keys {

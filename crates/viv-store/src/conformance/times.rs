@@ -3,7 +3,8 @@ use std::sync::Arc;
 use viv_core::lifecycle::{Phase, PhaseName, Sandbox, Work};
 
 use super::Lab;
-use super::lab::{MANY, at_once, everything, phase};
+use super::lab::{MANY, at_once, change, everything, phase};
+use crate::{Change, StoreError};
 
 fn due_at(at_ms: u64) -> Phase {
     let operation = "op_1".parse().unwrap();
@@ -76,4 +77,19 @@ pub(super) async fn a_commit_does_not_undo_a_touch(lab: &Lab) {
     assert_eq!(lab.get(&sandbox).await.unwrap().active_at_ms, 700);
     lab.store.touch(lab.epoch, &sandbox.id, 600).await.unwrap();
     assert_eq!(lab.get(&sandbox).await.unwrap().active_at_ms, 700);
+}
+
+pub(super) async fn l6_who_is_used_meanwhile_does_not_idle(lab: &Lab) {
+    let sandbox = Sandbox { active_at_ms: 100, ..lab.new_sandbox(1) };
+    lab.put(&sandbox).await;
+    let idle = |since_ms| {
+        let next = Sandbox { version: sandbox.version + 1, active_at_ms: since_ms, ..sandbox.clone() };
+        Change { unused_since_ms: Some(since_ms), ..change(&next) }
+    };
+    lab.store.touch(lab.epoch, &sandbox.id, 500).await.unwrap();
+    let before = lab.lines().await;
+    let refused = lab.store.commit(lab.epoch, idle(100)).await;
+    assert!(matches!(refused, Err(StoreError::Conflict { .. })), "{refused:?}");
+    assert_eq!((lab.get(&sandbox).await.unwrap().version, lab.lines().await), (sandbox.version, before));
+    lab.store.commit(lab.epoch, idle(500)).await.unwrap();
 }

@@ -18,14 +18,15 @@ impl State {
     }
 
     pub(super) fn commit(&mut self, change: Change) -> Result<Cursor> {
-        let Change { mut sandbox, lines, idempotency, quota } = change;
+        let Change { mut sandbox, lines, idempotency, quota, unused_since_ms } = change;
         if let Some(known) = idempotency.as_ref().and_then(|key| self.remembered(key)) {
             return Err(StoreError::Repeated(Box::new(known)));
         }
         let expected = expected_version(&sandbox)?;
         let found = self.sandboxes.get(&sandbox.id);
         let version = found.map_or(0, |found| found.version);
-        if version != expected {
+        let used = found.zip(unused_since_ms).is_some_and(|(found, since_ms)| found.active_at_ms > since_ms);
+        if version != expected || used {
             return Err(StoreError::Conflict { sandbox: sandbox.id, expected, found: version });
         }
         if let Some(by) = self.name_taken(&sandbox) {

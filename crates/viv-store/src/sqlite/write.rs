@@ -37,7 +37,7 @@ pub(super) fn own(db: &Connection, owner: &Owner) -> Result<Epoch> {
 }
 
 pub(super) fn commit(db: &Connection, change: &Change) -> Result<Cursor> {
-    let Change { sandbox, lines, idempotency, quota } = change;
+    let Change { sandbox, lines, idempotency, quota, unused_since_ms } = change;
     if let Some(key) = idempotency
         && let Some(known) = read::remembered(db, key)?
     {
@@ -46,7 +46,8 @@ pub(super) fn commit(db: &Connection, change: &Change) -> Result<Cursor> {
     let expected = expected_version(sandbox)?;
     let found = stored(db, &sandbox.id)?;
     let version = found.as_ref().map_or(0, |found| found.version);
-    if version != expected {
+    let used = found.as_ref().zip(*unused_since_ms).is_some_and(|(found, since_ms)| found.active_at_ms > since_ms);
+    if version != expected || used {
         return Err(StoreError::Conflict { sandbox: sandbox.id.clone(), expected, found: version });
     }
     check_name(db, sandbox)?;

@@ -34,7 +34,7 @@ pub(crate) fn change(sandbox: &Sandbox) -> Change {
         data: serde_json::json!({ "version": sandbox.version }),
         ..note("")
     };
-    Change { sandbox: sandbox.clone(), lines: vec![line], idempotency: None, quota: None }
+    Change { sandbox: sandbox.clone(), lines: vec![line], idempotency: None, quota: None, unused_since_ms: None }
 }
 
 /// A line about nothing.

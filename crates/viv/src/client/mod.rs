@@ -23,6 +23,7 @@ mod logs;
 mod new;
 mod progress;
 mod ps;
+mod rest;
 mod rm;
 mod run;
 mod selftest;
@@ -78,6 +79,14 @@ pub(crate) enum Verb {
     Top(top::Args),
     /// Make a sandbox run: join it, wait for it, resume it or make it again
     Ensure(ensure::Args),
+    /// Run what is at rest again: the same as ensure
+    Resume(ensure::Args),
+    /// Make sandboxes stand still, with their memory and without processor time
+    Freeze(rest::Args),
+    /// Let frozen sandboxes go on, and check that they do
+    Thaw(rest::Args),
+    /// Save sandboxes, so that nothing of them runs; unlike after a stop, whatever may wake them still does
+    Hibernate(rest::Args),
     /// Stop sandboxes; persistent ones are saved
     Stop(stop::Args),
     /// Delete sandboxes, for ever
@@ -132,7 +141,10 @@ fn dispatch(verb: Verb, global: &Global) -> anyhow::Result<ExitCode> {
         Verb::Logs(args) => logs::run(&args, &daemon),
         Verb::Stats(args) => stats::run(&args, &daemon),
         Verb::Top(args) => top::run(&args, &daemon),
-        Verb::Ensure(args) => ensure::run(&args, &daemon),
+        Verb::Ensure(args) | Verb::Resume(args) => ensure::run(&args, &daemon),
+        Verb::Freeze(args) => rest::run(rest::Rest::Freeze, &args, &daemon),
+        Verb::Thaw(args) => rest::run(rest::Rest::Thaw, &args, &daemon),
+        Verb::Hibernate(args) => rest::run(rest::Rest::Hibernate, &args, &daemon),
         Verb::Stop(args) => stop::run(&args, &daemon),
         Verb::Rm(args) => rm::run(&args, &daemon),
         Verb::Extend(args) => extend::run(&args, &daemon),

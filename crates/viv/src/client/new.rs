@@ -45,9 +45,12 @@ pub(super) struct NewArgs {
     /// Time to its hard deadline, such as 30m or 8h; an hour when not said
     #[arg(long, value_name = "SPAN", value_parser = parse_span)]
     lifetime: Option<u64>,
-    /// Time without activity after which it is put to rest
+    /// Time without activity after which it is frozen; 15 minutes when not said
     #[arg(long, value_name = "SPAN", value_parser = parse_span)]
     idle: Option<u64>,
+    /// Time frozen after which it is saved, or ends if it is not persistent; 15 minutes when not said
+    #[arg(long, value_name = "SPAN", value_parser = parse_span)]
+    hibernate: Option<u64>,
     #[command(flatten)]
     limits: LimitArgs,
 }
@@ -68,6 +71,7 @@ impl NewArgs {
             persistent,
             lifetime_ms: self.lifetime.map(LifetimeMs::new).transpose().map_err(wrong)?,
             idle_ms: self.idle.map(IdleMs::new).transpose().map_err(wrong)?,
+            hibernate_ms: self.hibernate.map(IdleMs::new).transpose().map_err(wrong)?,
         };
         Ok(CreateSandbox {
             name: self.name,
@@ -158,6 +162,7 @@ pub(super) fn check(sandbox: &Sandbox) -> anyhow::Result<()> {
         | Status::Unverified
         | Status::Frozen
         | Status::Hibernating
+        | Status::SaveFailed
         | Status::Hibernated
         | Status::Resuming => Ok(()),
     }

@@ -96,8 +96,11 @@ pub(super) fn shown(sandbox: &Sandbox, now_ms: u64) -> String {
     );
     facts.add("egress", word(&sandbox.spec.network.egress));
     let persistent = if sandbox.policy.persistent { "persistent" } else { "ephemeral" };
-    let idle = sandbox.policy.idle_ms.map_or_else(String::new, |ms| format!(", rests after {} unused", span(ms)));
-    facts.add("policy", format!("{persistent}, lives {}{idle}", span(sandbox.policy.lifetime_ms)));
+    let policy = &sandbox.policy;
+    let idle = policy.idle_ms.map_or_else(String::new, |ms| format!(", frozen after {} unused", span(ms)));
+    let then = if policy.persistent { "saved" } else { "ended" };
+    let rest = policy.hibernate_ms.map_or_else(String::new, |ms| format!(", {then} after {} more", span(ms)));
+    facts.add("policy", format!("{persistent}, lives {}{idle}{rest}", span(policy.lifetime_ms)));
     facts.add("created", ago(now_ms, sandbox.created_at_ms));
     facts.maybe("active", sandbox.last_activity_at_ms.map(|at_ms| ago(now_ms, at_ms)));
     facts.maybe("expires", sandbox.expires_at_ms.map(|at_ms| until(now_ms, at_ms)));
@@ -218,7 +221,7 @@ pub(super) mod tests {
             "observed_at": 95_000, "labels": {"agent": "coder", "team": "search"},
             "spec": {"image": "host", "workdir": "/workspace", "env_names": ["TOKEN"], "limits": {},
                      "network": {"egress": "none"}, "ports": []},
-            "policy": {"persistent": true, "lifetime_ms": 3_600_000, "idle_ms": 900_000},
+            "policy": {"persistent": true, "lifetime_ms": 3_600_000, "idle_ms": 900_000, "hibernate_ms": 900_000},
             "created_at_ms": 500, "last_activity_at_ms": 40_000, "expires_at_ms": 3_600_500, "version": 7
         }))
         .unwrap()

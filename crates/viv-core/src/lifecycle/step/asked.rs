@@ -1,10 +1,9 @@
-//! What people, and the idle sweep, ask for.
+//! What people ask for: that it runs, that it stops, that it is gone.
 
 use super::draft::{Draft, Verify};
 use super::{Denial, Happened, Ignored, Stepped};
 use crate::lifecycle::cause::{Actor, Cause};
-use crate::lifecycle::event::RestAt;
-use crate::lifecycle::phase::{FreezeStep, Phase, VerifyStep};
+use crate::lifecycle::phase::{Phase, VerifyStep};
 use crate::lifecycle::{Desired, Entry, EntryKind, Moment, Sandbox};
 
 /// Somebody wants it to run.
@@ -20,6 +19,7 @@ pub(super) fn enter(sandbox: &Sandbox, kind: EntryKind, by: &Actor, at: Moment<'
     draft.next.desired = Desired::Running;
     draft.next.held = false;
     draft.next.held_by = None;
+    draft.next.rests_for = None;
     draft.next.entry = Some(Entry { kind, by: by.clone(), at_ms: at.now_ms });
     match &sandbox.phase {
         Phase::Provisioning { .. } | Phase::Verifying { .. } | Phase::Resuming { .. } | Phase::Hibernating { .. } => {
@@ -41,7 +41,9 @@ pub(super) fn enter(sandbox: &Sandbox, kind: EntryKind, by: &Actor, at: Moment<'
         }
         Phase::Hibernated { snapshot } => draft.resuming(snapshot.clone(), Cause::Requested, by),
         Phase::Lost if sandbox.cause.cause == Cause::ServiceFailed => draft.serve_anew(by),
-        Phase::Lost | Phase::Failed { .. } => draft.remake(0, Cause::Requested, by, None),
+        // What is left of it may hold files that nobody saved; what failed was cleared.
+        Phase::Lost => draft.replace(0, Cause::Requested, by, None),
+        Phase::Failed { .. } => draft.remake(0, Cause::Requested, by, None),
         // What is wanted gone was denied above; a record that says otherwise is gone all the same.
         Phase::Stopping { .. } | Phase::Stopped => Stepped::Denied(Denial::Gone),
     }
@@ -107,70 +109,5 @@ pub(super) fn delete(sandbox: &Sandbox, by: &Actor, at: Moment<'_>) -> Stepped {
         | Phase::Resuming { .. }
         | Phase::Lost
         | Phase::Failed { .. } => draft.stopping(Cause::UserDelete, by, None),
-    }
-}
-
-/// Nobody uses it. Activity is read again here, where the decision is made (L6).
-pub(super) fn idle(sandbox: &Sandbox, at: Moment<'_>) -> Stepped {
-    let idle_at_ms = sandbox.active_at_ms.saturating_add(sandbox.policy.idle_ms);
-    let awake = sandbox.keep_awake.values().any(|lease| lease.until_ms > at.now_ms);
-    match &sandbox.phase {
-        // A stop was acknowledged and is about to be acted upon; frozen, it would be forgotten.
-        Phase::Ready if sandbox.desired == Desired::Hibernated => Stepped::Ignored(Ignored::Busy),
-        Phase::Ready => {
-            if at.now_ms < idle_at_ms || awake || sandbox.entry.is_some() {
-                return Stepped::Ignored(Ignored::NotIdle);
-            }
-            Draft::of(sandbox, at).freezing()
-        }
-        Phase::Frozen { step: FreezeStep::Freeze { .. } | FreezeStep::Done } => Stepped::Ignored(Ignored::NothingNew),
-        Phase::Provisioning { .. }
-        | Phase::Verifying { .. }
-        | Phase::Hibernating { .. }
-        | Phase::Hibernated { .. }
-        | Phase::Resuming { .. }
-        | Phase::Lost
-        | Phase::Failed { .. }
-        | Phase::Stopping { .. }
-        | Phase::Stopped => Stepped::Ignored(Ignored::Busy),
-    }
-}
-
-/// Who woke it is done with it. Whether somebody else used it meanwhile is read here, where the decision is made.
-pub(super) fn rest(
-    sandbox: &Sandbox,
-    to: RestAt,
-    woken_at_ms: u64,
-    used_at_ms: u64,
-    by: &Actor,
-    at: Moment<'_>,
-) -> Stepped {
-    match &sandbox.phase {
-        // A stop was acknowledged and is about to be acted upon.
-        Phase::Ready if sandbox.desired == Desired::Hibernated => Stepped::Ignored(Ignored::Busy),
-        Phase::Ready => {
-            let awake = sandbox.keep_awake.values().any(|lease| lease.until_ms > at.now_ms);
-            let used = sandbox.active_at_ms.max(used_at_ms) > woken_at_ms;
-            if used || awake || sandbox.entry.is_some() {
-                return Stepped::Ignored(Ignored::NotIdle);
-            }
-            let draft = Draft::of(sandbox, at);
-            match to {
-                RestAt::Hibernated if sandbox.policy.persistent => draft.hibernating(Cause::Idle, by),
-                // What is not saved has nowhere else to go.
-                RestAt::Hibernated | RestAt::Frozen => draft.freezing(),
-            }
-        }
-        Phase::Frozen { step: FreezeStep::Freeze { .. } | FreezeStep::Done } | Phase::Hibernated { .. } => {
-            Stepped::Ignored(Ignored::NothingNew)
-        }
-        Phase::Provisioning { .. }
-        | Phase::Verifying { .. }
-        | Phase::Hibernating { .. }
-        | Phase::Resuming { .. }
-        | Phase::Lost
-        | Phase::Failed { .. }
-        | Phase::Stopping { .. }
-        | Phase::Stopped => Stepped::Ignored(Ignored::Busy),
     }
 }

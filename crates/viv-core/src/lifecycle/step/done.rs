@@ -7,7 +7,7 @@ use crate::id::OperationId;
 use crate::lifecycle::cause::{Actor, Cause};
 use crate::lifecycle::event::{Failure, FailureKind, Outcome};
 use crate::lifecycle::evidence::{Evidence, Finding};
-use crate::lifecycle::phase::{FreezeStep, HibernateStep, MakeStep, Phase, PhaseName, VerifyStep};
+use crate::lifecycle::phase::{FreezeStep, HibernateStep, MakeStep, Phase, PhaseName, ResumeStep, VerifyStep};
 use crate::lifecycle::{Moment, Sandbox};
 
 /// An effect had this outcome.
@@ -21,12 +21,12 @@ pub(super) fn done(sandbox: &Sandbox, operation: &OperationId, outcome: &Outcome
         (Phase::Provisioning { step: MakeStep::Clear, rebuilds, .. }, Outcome::Cleared) => {
             draft.make(*rebuilds, None, deadline_at_ms)
         }
-        (Phase::Resuming { step: MakeStep::Clear, rebuilds, snapshot, .. }, Outcome::Cleared) => {
+        (Phase::Resuming { step: ResumeStep::Clear, rebuilds, snapshot, .. }, Outcome::Cleared) => {
             draft.make(*rebuilds, Some(snapshot.clone()), deadline_at_ms)
         }
         (
             phase @ (Phase::Provisioning { step: MakeStep::Make, rebuilds, .. }
-            | Phase::Resuming { step: MakeStep::Make, rebuilds, .. }),
+            | Phase::Resuming { step: ResumeStep::Make, rebuilds, .. }),
             Outcome::Made { remaining_ms },
         ) => {
             let is_resumed = phase.name() == PhaseName::Resuming;
@@ -38,10 +38,20 @@ pub(super) fn done(sandbox: &Sandbox, operation: &OperationId, outcome: &Outcome
         }
         (
             Phase::Provisioning { step: MakeStep::Make, rebuilds, .. }
-            | Phase::Resuming { step: MakeStep::Make, rebuilds, .. },
+            | Phase::Resuming { step: ResumeStep::Make, rebuilds, .. },
             Outcome::Failed(failure),
         ) => not_made(draft, *rebuilds, failure),
-        (Phase::Verifying { step: VerifyStep::Thaw, .. }, Outcome::Thawed) => thawed(draft),
+        (Phase::Resuming { step: ResumeStep::Seal, rebuilds, .. }, Outcome::Saved) => {
+            draft.sealed(*rebuilds, Sandbox::snapshot_of(operation))
+        }
+        (Phase::Resuming { step: ResumeStep::Seal, rebuilds, .. }, Outcome::Failed(failure)) => {
+            not_sealed(draft, *rebuilds, failure)
+        }
+        // What cannot be thawed, ever, may not be frozen either: the probe finds out.
+        (
+            Phase::Verifying { step: VerifyStep::Thaw, .. },
+            Outcome::Thawed | Outcome::Failed(Failure { kind: FailureKind::Refused, .. }),
+        ) => thawed(draft),
         (Phase::Verifying { step: VerifyStep::Services, .. }, Outcome::Served(reports)) => {
             serve::served(draft, reports)
         }
@@ -67,14 +77,18 @@ pub(super) fn done(sandbox: &Sandbox, operation: &OperationId, outcome: &Outcome
             draft.retry(failure.what.clone())
         }
         (Phase::Hibernating { step: HibernateStep::Clear, .. }, Outcome::Cleared) => match sandbox.saved.clone() {
-            Some(snapshot) => draft.hibernated(snapshot, Cause::Saved),
+            Some(snapshot) => {
+                // What was given up was not saved; the state before it is what there is.
+                let discarded = sandbox.cause.cause == Cause::UserDiscard;
+                draft.hibernated(snapshot, if discarded { Cause::UserDiscard } else { Cause::Saved })
+            }
             None => Stepped::Ignored(Ignored::Misplaced),
         },
         (Phase::Failed { .. }, Outcome::Cleared) => draft.failed_and_cleared(),
         (Phase::Stopping { .. }, Outcome::Cleared) => draft.stopped(),
         (
             Phase::Provisioning { step: MakeStep::Clear, .. }
-            | Phase::Resuming { step: MakeStep::Clear, .. }
+            | Phase::Resuming { step: ResumeStep::Clear, .. }
             | Phase::Verifying { .. }
             | Phase::Frozen { .. }
             | Phase::Hibernating { step: HibernateStep::Clear, .. }
@@ -108,20 +122,36 @@ pub(super) fn done(sandbox: &Sandbox, operation: &OperationId, outcome: &Outcome
 }
 
 /// An instance could not be made, or it is not known whether it was.
-fn not_made(draft: Draft<'_>, rebuilds: u32, failure: &Failure) -> Stepped {
+fn not_made(mut draft: Draft<'_>, rebuilds: u32, failure: &Failure) -> Stepped {
     let why = Some(failure.what.clone());
     let wanted = draft.next.entry.is_some();
     match failure.kind {
         FailureKind::Unknown => draft.retry(failure.what.clone()),
         // What failed is fenced off for ever and the next generation tried, so a late success of it can do no harm.
         FailureKind::Failed if wanted && rebuilds < draft.at.timings.rebuilds_max => {
+            // The last try is from the last good state.
+            if rebuilds + 1 == draft.at.timings.rebuilds_max {
+                draft.next.sealed = None;
+            }
             draft.remake(rebuilds + 1, Cause::CreateFailed, &Actor::part("engine"), why)
         }
         // It was stopped meanwhile, and what was saved is intact: once nothing is left of this one, it is as it was.
-        FailureKind::Failed | FailureKind::Refused if !wanted && draft.next.saved.is_some() => {
+        FailureKind::Failed | FailureKind::Refused if !wanted && draft.next.made_from().is_some() => {
             draft.remake(rebuilds, Cause::CreateFailed, &Actor::part("engine"), why)
         }
         FailureKind::Failed | FailureKind::Refused => draft.failed(Cause::CreateFailed, why),
+    }
+}
+
+/// What is to be replaced could not be saved. As long as it may yet be, nothing takes its place (T7).
+fn not_sealed(draft: Draft<'_>, rebuilds: u32, failure: &Failure) -> Stepped {
+    match failure.kind {
+        FailureKind::Unknown => draft.retry(failure.what.clone()),
+        FailureKind::Failed | FailureKind::Refused => {
+            let cause = draft.next.cause.cause.clone();
+            let why = format!("what it had could not be saved: {}", failure.what);
+            draft.remake(rebuilds, cause, &Actor::part("engine"), Some(why))
+        }
     }
 }
 
@@ -136,6 +166,7 @@ fn thawed(mut draft: Draft<'_>) -> Stepped {
 /// The filesystem is sealed: the instance can go, in a time of its own.
 fn saved(mut draft: Draft<'_>, operation: &OperationId) -> Stepped {
     draft.next.saved = Some(Sandbox::snapshot_of(operation));
+    draft.next.sealed = None;
     let (at, limit_ms) = (draft.at, draft.at.timings.stop_ms);
     let work = draft.next.work(at, limit_ms);
     draft.next.phase = Phase::Hibernating { step: HibernateStep::Clear, save_failed: false, work };
@@ -183,12 +214,22 @@ fn found(mut draft: Draft<'_>, made_ms: Option<u64>, cause: Cause, complaint: St
 
 /// The instance that is being verified will not do. Another one is made if somebody waits, in bounds (T4); else it is
 /// lost, or, when it never worked, failed.
-pub(super) fn given_up(draft: Draft<'_>, cause: Cause, message: Option<String>) -> Stepped {
+///
+/// What worked once is sealed first, and the next one made from that (T7). What was made from a seal or from what was
+/// saved, and does not come up, is followed by the last good state, once; what is new from its spec, by another.
+pub(super) fn given_up(mut draft: Draft<'_>, cause: Cause, message: Option<String>) -> Stepped {
     let Phase::Verifying { rebuilds, was_ready, .. } = draft.next.phase else {
         return Stepped::Ignored(Ignored::Misplaced);
     };
     if draft.next.entry.is_some() && rebuilds < draft.at.timings.rebuilds_max {
-        return draft.remake(rebuilds + 1, cause, &Actor::part("engine"), message);
+        let engine = Actor::part("engine");
+        if was_ready {
+            return draft.replace(rebuilds + 1, cause, &engine, message);
+        }
+        let was_sealed = draft.next.sealed.take().is_some();
+        if was_sealed || rebuilds == 0 || draft.next.saved.is_none() {
+            return draft.remake(rebuilds + 1, cause, &engine, message);
+        }
     }
     if was_ready { draft.lost(cause, message) } else { draft.failed(cause, message) }
 }

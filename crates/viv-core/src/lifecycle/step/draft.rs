@@ -4,7 +4,7 @@ use super::{Accepted, Happened, Stepped};
 use crate::id::SnapshotId;
 use crate::lifecycle::cause::{Actor, Cause, Caused};
 use crate::lifecycle::evidence::Evidence;
-use crate::lifecycle::phase::{FreezeStep, HibernateStep, MakeStep, Phase, PhaseName, VerifyStep, Work};
+use crate::lifecycle::phase::{FreezeStep, HibernateStep, MakeStep, Phase, PhaseName, ResumeStep, VerifyStep, Work};
 use crate::lifecycle::{Desired, Moment, Sandbox};
 
 /// A record on its way to its next version.
@@ -71,16 +71,18 @@ impl<'t> Draft<'t> {
     pub(super) fn hibernating_as_wanted(self) -> Stepped {
         if self.next.held {
             let by = self.next.held_by.clone().unwrap_or_else(|| self.next.cause.by.clone());
-            self.hibernating(Cause::UserStop, &by)
-        } else {
-            self.hibernating(Cause::Expired, &Actor::part("expiry"))
+            return self.hibernating(Cause::UserStop, &by);
         }
+        let cause = self.next.rests_for.clone().unwrap_or(Cause::Expired);
+        let part = if cause == Cause::Expired { "expiry" } else { "engine" };
+        self.hibernating(cause, &Actor::part(part))
     }
 
     /// It is saved, and its instance removed.
     pub(super) fn hibernating(mut self, cause: Cause, by: &Actor) -> Stepped {
         self.next.desired = Desired::Hibernated;
         self.next.entry = None;
+        self.next.rests_for = Some(cause.clone());
         let work = self.work(self.at.timings.save_ms);
         self.enter(Phase::Hibernating { step: HibernateStep::Save, save_failed: false, work }, cause, by, None)
     }
@@ -147,19 +149,36 @@ impl<'t> Draft<'t> {
         if rebuilds > 0 {
             work.retry_at_ms = self.at.now_ms.saturating_add(backoff_ms(&work, rebuilds, self.at));
         }
-        let step = MakeStep::Clear;
-        let phase = match self.next.saved.clone() {
-            Some(snapshot) => Phase::Resuming { step, snapshot, rebuilds, work },
-            None => Phase::Provisioning { step, rebuilds, work },
+        let phase = match self.next.made_from() {
+            Some(snapshot) => Phase::Resuming { step: ResumeStep::Clear, snapshot, rebuilds, work },
+            None => Phase::Provisioning { step: MakeStep::Clear, rebuilds, work },
         };
         self.enter(phase, cause, by, message)
+    }
+
+    /// A new instance is to take the place of one that may have files that nobody saved: they are sealed first (T7).
+    pub(super) fn replace(mut self, rebuilds: u32, cause: Cause, by: &Actor, message: Option<String>) -> Stepped {
+        if !self.next.policy.persistent {
+            return self.remake(rebuilds, cause, by, message);
+        }
+        let work = self.work(self.at.timings.save_ms);
+        let snapshot = Sandbox::snapshot_of(&work.operation);
+        self.enter(Phase::Resuming { step: ResumeStep::Seal, snapshot, rebuilds, work }, cause, by, message)
+    }
+
+    /// What there was is sealed: once the instance is gone, the next one is made from that.
+    pub(super) fn sealed(mut self, rebuilds: u32, snapshot: SnapshotId) -> Stepped {
+        self.next.sealed = Some(snapshot.clone());
+        let work = self.work(self.at.timings.make_ms);
+        self.next.phase = Phase::Resuming { step: ResumeStep::Clear, snapshot, rebuilds, work };
+        self.is(Happened::Advanced)
     }
 
     /// What was saved is to run again, under a new generation.
     pub(super) fn resuming(mut self, snapshot: SnapshotId, cause: Cause, by: &Actor) -> Stepped {
         self.next_generation();
         let work = self.work(self.at.timings.make_ms);
-        self.enter(Phase::Resuming { step: MakeStep::Make, snapshot, rebuilds: 0, work }, cause, by, None)
+        self.enter(Phase::Resuming { step: ResumeStep::Make, snapshot, rebuilds: 0, work }, cause, by, None)
     }
 
     /// The last generation is gone: the next one can be made, in what is left of the time.
@@ -169,10 +188,9 @@ impl<'t> Draft<'t> {
         }
         self.next_generation();
         let work = Work { deadline_at_ms, ..self.work(0) };
-        let step = MakeStep::Make;
         self.next.phase = match snapshot {
-            Some(snapshot) => Phase::Resuming { step, snapshot, rebuilds, work },
-            None => Phase::Provisioning { step, rebuilds, work },
+            Some(snapshot) => Phase::Resuming { step: ResumeStep::Make, snapshot, rebuilds, work },
+            None => Phase::Provisioning { step: MakeStep::Make, rebuilds, work },
         };
         self.is(Happened::Advanced)
     }
@@ -218,13 +236,32 @@ impl<'t> Draft<'t> {
             // Who was waited for does not idle before its window has passed since (L4).
             self.next.active_at_ms = self.next.active_at_ms.max(entry.at_ms);
         }
+        // What was made from it works, so it is good.
+        if let Some(sealed) = self.next.sealed.take() {
+            self.next.saved = Some(sealed);
+        }
         self.enter(Phase::Ready, Cause::Verified, &Actor::part("engine"), None)
     }
 
-    pub(super) fn freezing(mut self) -> Stepped {
+    pub(super) fn freezing(mut self, cause: Cause, by: &Actor) -> Stepped {
         let work = self.work(self.at.timings.freeze_ms);
-        let phase = Phase::Frozen { step: FreezeStep::Freeze { work } };
-        self.enter(phase, Cause::Idle, &Actor::part("idle"), None)
+        self.enter(Phase::Frozen { step: FreezeStep::Freeze { work } }, cause, by, None)
+    }
+
+    /// What could not be saved is given up: the state before it is what there is, if there is one.
+    pub(super) fn discarding(mut self, by: &Actor) -> Stepped {
+        self.next.desired = Desired::Hibernated;
+        self.next.entry = None;
+        if self.next.saved.is_none() {
+            let mut stepped = self.failed(Cause::UserDiscard, None);
+            if let Stepped::Accepted(accepted) = &mut stepped {
+                accepted.next.cause.by = by.clone();
+            }
+            return stepped;
+        }
+        let work = self.work(self.at.timings.stop_ms);
+        let phase = Phase::Hibernating { step: HibernateStep::Clear, save_failed: false, work };
+        self.enter(phase, Cause::UserDiscard, by, None)
     }
 
     /// The same effect again, under the same id, a little later.

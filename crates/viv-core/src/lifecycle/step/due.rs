@@ -3,7 +3,7 @@
 use super::draft::{Draft, Verify};
 use super::{Ignored, Stepped};
 use crate::lifecycle::cause::{Actor, Cause};
-use crate::lifecycle::phase::{FreezeStep, HibernateStep, MakeStep, Phase, VerifyStep};
+use crate::lifecycle::phase::{FreezeStep, HibernateStep, MakeStep, Phase, ResumeStep, VerifyStep};
 use crate::lifecycle::{Desired, Moment, Sandbox};
 
 /// The time has come that [`Sandbox::due_at_ms`] told.
@@ -16,7 +16,7 @@ pub(super) fn due(sandbox: &Sandbox, at: Moment<'_>) -> Stepped {
         }
         Phase::Lost => {
             let Some(entry) = sandbox.entry.clone() else { return Stepped::Ignored(Ignored::NotDue) };
-            return draft.remake(0, Cause::Requested, &entry.by, None);
+            return draft.replace(0, Cause::Requested, &entry.by, None);
         }
         Phase::Hibernated { snapshot } => {
             let Some(entry) = sandbox.entry.clone() else { return Stepped::Ignored(Ignored::NotDue) };
@@ -39,7 +39,9 @@ pub(super) fn due(sandbox: &Sandbox, at: Moment<'_>) -> Stepped {
     match &sandbox.phase {
         // An entry wanted a new instance, and the last one could not be shown to be gone: that is no ground to make one.
         Phase::Provisioning { step: MakeStep::Clear, rebuilds: 0, .. }
-        | Phase::Resuming { step: MakeStep::Clear, rebuilds: 0, .. } => draft.lost(Cause::AbsenceUnproven, why),
+        | Phase::Resuming { step: ResumeStep::Clear, rebuilds: 0, .. } => draft.lost(Cause::AbsenceUnproven, why),
+        // Its files are kept as they are: nothing takes their place before they are saved, or cannot be (T7).
+        Phase::Resuming { step: ResumeStep::Seal, .. } => draft.lost(Cause::SaveFailed, why),
         Phase::Provisioning { .. } | Phase::Resuming { .. } => draft.failed(Cause::DeadlinePassed, why),
         // Only timeouts, or too few findings: it is not replaced. What never worked is given up.
         Phase::Verifying { was_ready: true, .. } => draft.lost(Cause::Unresponsive, why),

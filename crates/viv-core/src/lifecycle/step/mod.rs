@@ -4,6 +4,7 @@ mod asked;
 mod done;
 mod draft;
 mod due;
+mod rest;
 mod seen;
 mod serve;
 
@@ -77,6 +78,12 @@ pub enum Denial {
     Gone,
     /// A user stopped it, and this entry is not somebody's explicit will (L9).
     Held,
+    /// What it is in does not allow it, or something is under way that comes first (L21).
+    NotNow,
+    /// It is not persistent, so it is not saved (L2).
+    Ephemeral,
+    /// No save of it has failed.
+    NoFailedSave,
 }
 
 /// What this event does to this record.
@@ -85,8 +92,13 @@ pub fn step(sandbox: &Sandbox, event: &Event, at: Moment<'_>) -> Stepped {
         Event::Enter { kind, by } => asked::enter(sandbox, *kind, by, at),
         Event::Stop { by } => asked::stop(sandbox, by, at),
         Event::Delete { by } => asked::delete(sandbox, by, at),
-        Event::Idle => asked::idle(sandbox, at),
-        Event::Rest { to, woken_at_ms, used_at_ms, by } => asked::rest(sandbox, *to, *woken_at_ms, *used_at_ms, by, at),
+        Event::Freeze { by } => rest::freeze(sandbox, by, at),
+        Event::Thaw { by } => rest::thaw(sandbox, by, at),
+        Event::Hibernate { by } => rest::hibernate(sandbox, by, at),
+        Event::RetrySave { by } => rest::retry_save(sandbox, by, at),
+        Event::Discard { by } => rest::discard(sandbox, by, at),
+        Event::Idle { freezes } => rest::idle(sandbox, *freezes, at),
+        Event::Rest { to, woken_at_ms, used_at_ms, by } => rest::rest(sandbox, *to, *woken_at_ms, *used_at_ms, by, at),
         Event::Done { operation, outcome } => done::done(sandbox, operation, outcome, at),
         Event::Seen { generation, seen, observed } => seen::seen(sandbox, *generation, seen, observed, at),
         Event::Probed { generation, evidence } => seen::probed(sandbox, *generation, evidence, at),
