@@ -17,8 +17,9 @@ pub use number::{
     Signal, TerminalSide, TtlMs, WaitMs,
 };
 pub use text::{
-    Argument, CommandEnvValue, ComponentName, Cursor, EnvName, EnvValue, FileMode, IdempotencyKey, ImageName, KeyId,
-    KeyName, LabelKey, LabelValue, LeaseName, Named, Note, Path, ProjectName, SandboxName, SandboxRef, UserName,
+    Argument, CommandEnvValue, ComponentName, CronText, Cursor, EnvName, EnvValue, FileMode, IdempotencyKey, ImageName,
+    KeyId, KeyName, LabelKey, LabelValue, LeaseName, Named, Note, Path, ProjectName, SandboxName, SandboxRef,
+    ScheduleRef, UserName, ZoneName,
 };
 
 /// The largest whole number that every reader of JSON takes exactly (2^53 - 1).

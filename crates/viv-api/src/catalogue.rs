@@ -125,6 +125,10 @@ fn words(code: ErrorCode) -> (&'static str, &'static str) {
             "The record cannot be written: the disk is full or failing, or the database does not answer. What is not written is not acknowledged, so nothing was changed.",
             "Make room, or look at the disk; `viv doctor` and `/ready` say what is wrong.",
         ),
+        ErrorCode::Draining => (
+            "The daemon is being drained: it takes no new work, and every sandbox is saved or finished (L21). Looking is still possible.",
+            "Use another one, or try again after `Retry-After`; `viv undrain` ends it, `viv drain --status` says how far it is.",
+        ),
         ErrorCode::ShuttingDown => (
             "The daemon is ending. Sandboxes run on, and are found again when it is back.",
             "Try again after `Retry-After`.",
@@ -209,6 +213,7 @@ fn example(code: ErrorCode) -> ApiError {
             new("the record cannot be written").hint("viv doctor says what is wrong with the disk")
         }
         ErrorCode::ShuttingDown => new("the daemon is ending"),
+        ErrorCode::Draining => new("the daemon is being drained and takes no new work").hint("viv undrain ends it"),
     }
 }
 

@@ -31,6 +31,7 @@ mod files;
 mod http;
 mod output;
 mod sandbox;
+mod schedule;
 mod stream;
 
 use std::time::Duration;

@@ -206,3 +206,32 @@ pub enum Severity {
     /// Is one.
     Critical,
 }
+
+/// Take no new work, and save or finish every sandbox (L21).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "openapi", schema(example = json!({"grace_ms": 60_000})))]
+#[serde(default, deny_unknown_fields)]
+pub struct BeginDrain {
+    /// How long executions in sandboxes that are not persistent may go on; a minute when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grace_ms: Option<crate::bound::WaitMs>,
+}
+
+/// How a drain stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Drain {
+    /// Whether no new work is taken.
+    pub draining: bool,
+    /// Since when.
+    pub since_at_ms: Option<u64>,
+    /// Until when executions in sandboxes that are not persistent may go on.
+    pub grace_until_ms: Option<u64>,
+    /// Sandboxes that are not saved or finished yet, by id.
+    pub left: Vec<String>,
+    /// Instances that the provider still has; nothing when it could not be asked.
+    pub instances: Option<u64>,
+    /// Whether everything is saved or finished, and the provider was seen to have nothing that runs.
+    pub drained: bool,
+}

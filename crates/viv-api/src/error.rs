@@ -63,6 +63,8 @@ pub enum ErrorCode {
     StoreUnavailable,
     /// The daemon is ending.
     ShuttingDown,
+    /// The daemon is being drained.
+    Draining,
 }
 
 /// The body of every error.
@@ -178,6 +180,7 @@ impl ErrorCode {
         Self::ProviderUnavailable,
         Self::StoreUnavailable,
         Self::ShuttingDown,
+        Self::Draining,
     ];
 
     /// As the API writes it.
@@ -209,6 +212,7 @@ impl ErrorCode {
             Self::ProviderUnavailable => "provider_unavailable",
             Self::StoreUnavailable => "store_unavailable",
             Self::ShuttingDown => "shutting_down",
+            Self::Draining => "draining",
         }
     }
 
@@ -238,7 +242,7 @@ impl ErrorCode {
             Self::Unsupported => 422,
             Self::QuotaExceeded | Self::TooManyRequests => 429,
             Self::Internal => 500,
-            Self::ProviderUnavailable | Self::StoreUnavailable | Self::ShuttingDown => 503,
+            Self::ProviderUnavailable | Self::StoreUnavailable | Self::ShuttingDown | Self::Draining => 503,
         }
     }
 
@@ -247,6 +251,7 @@ impl ErrorCode {
         match self {
             Self::TooManyRequests | Self::StoreUnavailable | Self::ShuttingDown => Some(1),
             Self::LifecycleLocked => Some(2),
+            Self::Draining => Some(30),
             Self::ProviderUnavailable | Self::AbsenceUnproven => Some(5),
             Self::InvalidRequest
             | Self::Unauthenticated

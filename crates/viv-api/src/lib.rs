@@ -31,6 +31,7 @@ pub mod query;
 pub mod request;
 pub mod resources;
 pub mod sandbox;
+pub mod schedule;
 pub mod stats;
 
 #[cfg(feature = "client")]

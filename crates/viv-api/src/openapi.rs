@@ -6,7 +6,9 @@ use utoipa::openapi::schema::{
 use utoipa::openapi::{Ref, RefOr, Type};
 use utoipa::{PartialSchema, ToSchema};
 
-use crate::{bound, daemon, diagnosis, error, event, execution, file, key, limits, page, resources, sandbox, stats};
+use crate::{
+    bound, daemon, diagnosis, error, event, execution, file, key, limits, page, resources, sandbox, schedule, stats,
+};
 
 /// A whole number with a range. The format is told so that clients pick a type that holds it.
 pub(crate) fn number(doc: &str, min: u64, max: u64) -> RefOr<Schema> {
@@ -100,7 +102,7 @@ macro_rules! all {
 pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
     use bound::{
         ComponentName, Cursor, FileMode, GenerationNumber, IdempotencyKey, KeyId, LabelFilter, LeaseName, ListDepth,
-        LogBytes, Offset, PageLimit, Path, SandboxName, SandboxRef, Sequence, UserName, WaitMs,
+        LogBytes, Offset, PageLimit, Path, SandboxName, SandboxRef, ScheduleRef, Sequence, UserName, WaitMs,
     };
     all![
         ComponentName,
@@ -118,6 +120,7 @@ pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
         Path,
         SandboxName,
         SandboxRef,
+        ScheduleRef,
         Sequence,
         UserName,
         WaitMs,
@@ -153,6 +156,7 @@ pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
         page::Page<execution::Execution>,
         page::Page<key::Key>,
         page::Page<sandbox::Sandbox>,
+        page::Page<schedule::Schedule>,
         page::Page<sandbox::TimelineEntry>,
         resources::Resources,
         sandbox::Activity,
@@ -170,6 +174,11 @@ pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
         sandbox::StopSandbox,
         sandbox::TakeKeepAwake,
         sandbox::TimelineEntry,
+        schedule::ChangeSchedule,
+        schedule::CreateSchedule,
+        schedule::Schedule,
+        daemon::BeginDrain,
+        daemon::Drain,
         stats::Stats,
     ]
 }

@@ -72,6 +72,17 @@ pub const FILES_WATCH: &str = "/v1/sandboxes/{sandbox}/files/watch";
 /// Many files at once, as a tar archive.
 pub const ARCHIVE: &str = "/v1/sandboxes/{sandbox}/archive";
 
+/// Schedules of a sandbox: make, list.
+pub const SANDBOX_SCHEDULES: &str = "/v1/sandboxes/{sandbox}/schedules";
+/// All schedules: list.
+pub const SCHEDULES: &str = "/v1/schedules";
+/// One schedule: get, change, remove.
+pub const SCHEDULE: &str = "/v1/schedules/{schedule}";
+/// Run it now.
+pub const SCHEDULE_RUN: &str = "/v1/schedules/{schedule}/run";
+/// Drain: begin, look at, end.
+pub const DRAIN: &str = "/v1/drain";
+
 /// The journal: a page, or a stream.
 pub const EVENTS: &str = "/v1/events";
 /// Figures about all sandboxes.

@@ -124,6 +124,8 @@ pub struct Run {
     pub entered_at_ms: Option<u64>,
     /// In which generation it was started, or is about to be.
     pub generation: Option<Generation>,
+    /// What came of it, once that is known and the sandbox has yet to go back.
+    pub outcome: Option<RunOutcome>,
 }
 
 /// What came of an occurrence.
@@ -344,7 +346,16 @@ impl Schedule {
 
     fn run_of(&self, at_ms: u64, reason: RunReason, now_ms: u64) -> Run {
         let execution = execution_of(&self.id, at_ms, reason);
-        Run { at_ms, reason, execution, began_at_ms: now_ms, woken_from: None, entered_at_ms: None, generation: None }
+        Run {
+            at_ms,
+            reason,
+            execution,
+            began_at_ms: now_ms,
+            woken_from: None,
+            entered_at_ms: None,
+            generation: None,
+            outcome: None,
+        }
     }
 
     /// The run that is under way came to this.

@@ -20,6 +20,7 @@ use crate::gate::Gate;
 use crate::journal;
 use crate::knowledge::Knowledge;
 use crate::reconcile::{Health, Reconcilers};
+use crate::schedule::Schedules;
 use crate::timer::Timer;
 use crate::watch::Watches;
 
@@ -65,6 +66,9 @@ pub(crate) struct Inner {
     attending: Mutex<()>,
     /// Whether the provider can freeze; else the ladder of idling has one rung less.
     pub(crate) freezes: bool,
+    pub(crate) schedules: Schedules,
+    /// Whether no new work is taken; the store has it too.
+    pub(crate) draining: std::sync::atomic::AtomicBool,
     /// Who waits for a sandbox to change.
     waiting: Mutex<HashMap<SandboxId, Arc<Notify>>>,
     /// True once the daemon ends.
@@ -124,13 +128,17 @@ impl Engine {
                 reconcilers: Reconcilers::default(),
                 attending: Mutex::default(),
                 freezes,
+                schedules: Schedules::default(),
+                draining: std::sync::atomic::AtomicBool::default(),
                 waiting: Mutex::default(),
                 ending: watch::Sender::new(false),
             }),
         };
+        crate::drain::take_up(&engine).await?;
         crate::adopt::adopt(&engine.inner).await?;
         engine.inner.spawn_timer();
         crate::reconcile::spawn(&engine.inner);
+        crate::schedule::spawn(&engine).await?;
         Ok(engine)
     }
 
@@ -139,6 +147,7 @@ impl Engine {
         self.inner.ending.send_replace(true);
         self.inner.watches.end();
         self.inner.drivers.end();
+        self.inner.schedules.end();
     }
 
     /// Answers when the engine has ended: it was shut down, or somebody took the store over.
@@ -205,6 +214,19 @@ impl Inner {
         if let Some(failpoint) = &self.config.failpoint {
             (failpoint.0)(point);
         }
+    }
+
+    /// Refuses new work while the daemon is being drained, or ends.
+    pub(crate) fn check_open(&self) -> Result<(), EngineError> {
+        if self.is_ending() {
+            return Err(EngineError::ShuttingDown);
+        }
+        if self.is_draining() { Err(EngineError::Draining) } else { Ok(()) }
+    }
+
+    /// Whether no new work is taken (L21).
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(std::sync::atomic::Ordering::SeqCst)
     }
 
     pub(crate) async fn load(&self, sandbox: &SandboxId) -> Result<Sandbox, EngineError> {

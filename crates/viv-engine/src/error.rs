@@ -2,7 +2,7 @@
 
 use viv_core::lifecycle::{Caused, Denial, Finding, PhaseName};
 use viv_core::spec::Invalid;
-use viv_core::{Generation, SandboxId};
+use viv_core::{Generation, SandboxId, ScheduleId};
 use viv_provider::ProviderError;
 use viv_store::{Lease, StoreError};
 
@@ -15,6 +15,21 @@ pub enum EngineError {
         /// What was asked for.
         which: String,
     },
+    /// There is no such schedule.
+    #[error("there is no schedule {which}")]
+    NoSchedule {
+        /// What was asked for.
+        which: ScheduleId,
+    },
+    /// A run of it is under way.
+    #[error("a run of {which} is under way")]
+    ScheduleBusy {
+        /// Which.
+        which: ScheduleId,
+    },
+    /// The daemon takes no new work (L21).
+    #[error("the daemon is being drained and takes no new work")]
+    Draining,
     /// It was deleted, or stopped and not persistent: nothing brings it back (L9).
     #[error("{sandbox} is gone: {}", .cause.cause.code())]
     Gone {

@@ -159,7 +159,14 @@ impl Handle {
 
     /// Starts a command. The id is the caller's, so a repeated call finds what the first one started.
     pub async fn execute(&self, execution: &ExecutionId, spec: &ExecSpec) -> Result<ExecStatus> {
+        self.engine.inner.check_open()?;
         let _using = self.active().await?;
+        let mutation = self.mutation().await?;
+        self.call(self.engine.inner.provider.execute(&mutation, self.sandbox(), execution, spec)).await
+    }
+
+    /// Starts a command that nobody is there for, so it is no use of the sandbox by anybody.
+    pub(crate) async fn execute_unattended(&self, execution: &ExecutionId, spec: &ExecSpec) -> Result<ExecStatus> {
         let mutation = self.mutation().await?;
         self.call(self.engine.inner.provider.execute(&mutation, self.sandbox(), execution, spec)).await
     }

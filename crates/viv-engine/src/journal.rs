@@ -23,7 +23,9 @@ pub(crate) fn line(event: &Event, before: &Sandbox, after: &Sandbox, happened: H
         | Event::Thaw { by }
         | Event::Hibernate { by }
         | Event::RetrySave { by }
-        | Event::Discard { by } => by.clone(),
+        | Event::Discard { by }
+        | Event::Rest { by, .. }
+        | Event::Drain { by } => by.clone(),
         Event::Idle { .. } | Event::Done { .. } | Event::Seen { .. } | Event::Probed { .. } | Event::Due => {
             after.cause.by.clone()
         }
@@ -74,9 +76,13 @@ fn wanted(event: &Event) -> &'static str {
         Event::Hibernate { .. } => "sandbox.hibernate_asked",
         Event::RetrySave { .. } => "sandbox.save_retry_asked",
         Event::Discard { .. } => "sandbox.discard_asked",
-        Event::Idle { .. } | Event::Done { .. } | Event::Seen { .. } | Event::Probed { .. } | Event::Due => {
-            "sandbox.noted"
-        }
+        Event::Idle { .. }
+        | Event::Rest { .. }
+        | Event::Drain { .. }
+        | Event::Done { .. }
+        | Event::Seen { .. }
+        | Event::Probed { .. }
+        | Event::Due => "sandbox.noted",
     }
 }
 

@@ -7,6 +7,7 @@
 //!                         journal                 Provider ──► outcome ──► step ──► commit …
 //!
 //!   timer       one queue of all alarms: a driver is woken when its sandbox is due
+//!   schedule    one sleep until the soonest schedule is due, a task for each run under way (L17)
 //!   watch       one wait per living instance, for its end to be pushed
 //!   idle        the next rung of the ladder, when nobody used it for its window (L5)
 //!   health      probes what was read and is stale; reads themselves change nothing (T9)
@@ -30,6 +31,7 @@ mod clock;
 mod command;
 mod config;
 mod diagnose;
+mod drain;
 mod driver;
 mod effect;
 mod engine;
@@ -42,6 +44,7 @@ mod knowledge;
 mod probe;
 mod read;
 mod reconcile;
+mod schedule;
 mod timer;
 mod watch;
 
@@ -50,9 +53,11 @@ pub use clock::Clock;
 pub use command::{CreateRequest, Created, KeyedBy};
 pub use config::{Budgets, EngineConfig, Failpoint, Periods};
 pub use diagnose::{Diagnosis, Remark};
+pub use drain::DrainStatus;
 pub use engine::Engine;
 pub use error::EngineError;
 pub use gate::{Gate, GateSetting, Gates};
 pub use handle::Handle;
 pub use read::{Resources, Stats, View, Which};
 pub use reconcile::{ReconcilerName, ReconcilerStatus};
+pub use schedule::{NewSchedule, ScheduleChange};

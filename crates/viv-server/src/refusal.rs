@@ -107,6 +107,12 @@ fn told(error: EngineError) -> ApiError {
         EngineError::NotFound { which } => {
             ApiError::not_found(format!("the sandbox {which}")).hint("viv ps lists those that there are")
         }
+        EngineError::NoSchedule { which } => {
+            ApiError::not_found(format!("the schedule {which}")).hint("viv schedule ls lists those that there are")
+        }
+        EngineError::ScheduleBusy { .. } => ApiError::new(ErrorCode::Conflict, message).hint("wait until it has ended"),
+        EngineError::Draining => ApiError::new(ErrorCode::Draining, message)
+            .hint("viv drain --status says how far it is, viv undrain ends it"),
         EngineError::Gone { sandbox, cause } => gone(sandbox, &cause).0,
         EngineError::StaleHandle { asked, current, cause, .. } => {
             ApiError::stale_handle(asked, current, cause.cause.code())

@@ -160,7 +160,7 @@ pub(crate) fn exit_code(code: ErrorCode) -> u8 {
         ErrorCode::Unauthenticated | ErrorCode::Forbidden | ErrorCode::QuotaExceeded | ErrorCode::TooManyRequests => {
             REFUSED
         }
-        ErrorCode::ShuttingDown => UNREACHABLE,
+        ErrorCode::ShuttingDown | ErrorCode::Draining => UNREACHABLE,
         ErrorCode::Timeout | ErrorCode::RequestTimeout => TIMEOUT,
         ErrorCode::MethodNotAllowed
         | ErrorCode::NotAcceptable
@@ -201,7 +201,8 @@ fn hint(code: ErrorCode) -> Option<&'static str> {
         | ErrorCode::TooManyRequests
         | ErrorCode::ProviderUnavailable
         | ErrorCode::StoreUnavailable
-        | ErrorCode::ShuttingDown => None,
+        | ErrorCode::ShuttingDown
+        | ErrorCode::Draining => None,
     }
 }
 

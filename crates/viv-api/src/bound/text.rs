@@ -234,6 +234,22 @@ text!(
     |text| text.chars().all(|c| c.is_ascii_alphanumeric() || "_.=-".contains(c))
 );
 text!(
+    /// When a schedule is due: minute, hour, day of month, month and day of week, or a word like `@daily`.
+    CronText, "a cron expression", 1, 256, "^[!-~ ]+$", "visible ASCII characters and spaces", "*/15 9-17 * * mon-fri",
+    |text| text.chars().all(|c| c.is_ascii_graphic() || c == ' ')
+);
+text!(
+    /// A time zone of the IANA database.
+    ZoneName, "a time zone", 1, 64, "^[A-Za-z0-9_+/-]+$", "letters, digits and _ + / -", "Europe/Berlin",
+    |text| text.chars().all(|c| c.is_ascii_alphanumeric() || "_+/-".contains(c))
+);
+text!(
+    /// A schedule's id.
+    ScheduleRef, "a schedule's id", 5, 52, "^sch_[a-z0-9]+$", "sch_ and then small letters and digits",
+    "sch_01h2xcejqtf2nbrexx3vqjhp41",
+    |text| text.parse::<viv_core::ScheduleId>().is_ok()
+);
+text!(
     /// Says that two requests are one. Kept for 24 hours and until the sandbox ended (L1).
     IdempotencyKey, "an idempotency key", 1, 255, "^[!-~]+$", "visible ASCII characters", "2c1e9f0a",
     |text| text.chars().all(|c| c.is_ascii_graphic())
@@ -255,6 +271,13 @@ impl SandboxRef {
             Ok(id) => Named::Id(id),
             Err(_) => Named::Name(SandboxName(self.0.clone())),
         }
+    }
+}
+
+impl ScheduleRef {
+    /// The id.
+    pub fn id(&self) -> viv_core::ScheduleId {
+        self.0.parse().expect("it was checked when it was made")
     }
 }
 

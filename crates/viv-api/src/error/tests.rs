@@ -26,8 +26,13 @@ fn s5_the_catalogue_is_complete() {
 #[test]
 fn s5_nothing_that_a_request_says_is_above_499() {
     let above: Vec<_> = ErrorCode::ALL.iter().copied().filter(|code| code.status() >= 500).collect();
-    let ours =
-        [ErrorCode::Internal, ErrorCode::ProviderUnavailable, ErrorCode::StoreUnavailable, ErrorCode::ShuttingDown];
+    let ours = [
+        ErrorCode::Internal,
+        ErrorCode::ProviderUnavailable,
+        ErrorCode::StoreUnavailable,
+        ErrorCode::ShuttingDown,
+        ErrorCode::Draining,
+    ];
     assert_eq!(above, ours);
     for code in above {
         assert_eq!(code.status() == 503, code.retry_after_s().is_some(), "{code}");

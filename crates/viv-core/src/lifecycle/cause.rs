@@ -93,6 +93,8 @@ pub enum Cause {
     ServiceFailed,
     /// A hook failed that must not.
     HookFailed,
+    /// The daemon was drained.
+    Drained,
 }
 
 impl Cause {
@@ -129,6 +131,7 @@ impl Cause {
             Self::ServiceEnded => "service_ended",
             Self::ServiceFailed => "service_failed",
             Self::HookFailed => "hook_failed",
+            Self::Drained => "drained",
         }
     }
 

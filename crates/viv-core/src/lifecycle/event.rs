@@ -71,6 +71,12 @@ pub enum Event {
         /// Who woke it.
         by: Actor,
     },
+    /// The daemon is being drained: it is to be saved if it is persistent, else gone, and whoever comes later may have it
+    /// again (L21).
+    Drain {
+        /// Who drains.
+        by: Actor,
+    },
     /// An effect had this outcome.
     Done {
         /// Under which id it was performed.

@@ -157,6 +157,7 @@ pub(crate) fn events(sandbox: &Sandbox, now_ms: u64) -> Vec<(&'static str, Event
         ("discard", Event::Discard { by: user() }),
         ("idle", Event::Idle { freezes: true }),
         ("idle, cannot be frozen", Event::Idle { freezes: false }),
+        ("drain", Event::Drain { by: user() }),
         ("due", Event::Due),
     ];
     for (word, to) in [("back to frozen", RestAt::Frozen), ("back to hibernated", RestAt::Hibernated)] {

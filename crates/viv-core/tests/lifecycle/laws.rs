@@ -87,7 +87,9 @@ fn ignored(before: &Sandbox, event: &Event, why: Ignored) {
             assert_eq!(*generation != before.generation, why == Ignored::StaleGeneration);
         }
         Event::Due => assert_eq!(why, Ignored::NotDue),
-        Event::Rest { .. } => assert!(matches!(why, Ignored::NotIdle | Ignored::Busy | Ignored::NothingNew)),
+        Event::Rest { .. } | Event::Drain { .. } => {
+            assert!(matches!(why, Ignored::NotIdle | Ignored::Busy | Ignored::NothingNew));
+        }
         Event::Idle { .. } => assert!(matches!(why, Ignored::NotIdle | Ignored::Busy)),
         Event::RetrySave { .. } | Event::Discard { .. } => panic!("{event:?} was dropped in {:?}", before.phase),
         Event::Enter { .. }
@@ -250,6 +252,7 @@ fn whose(before: &Sandbox, event: &Event, accepted: &Accepted) {
             | Event::Discard { .. }
             | Event::Idle { .. }
             | Event::Rest { .. }
+            | Event::Drain { .. }
             | Event::Done { .. }
             | Event::Seen { .. }
             | Event::Probed { .. }
@@ -346,6 +349,7 @@ fn patience(before: &Sandbox, event: &Event, accepted: &Accepted, now_ms: u64) {
         | Event::Discard { .. }
         | Event::Idle { .. }
         | Event::Rest { .. }
+        | Event::Drain { .. }
         | Event::Done { .. }
         | Event::Probed { .. } => panic!("{event:?}"),
     }
@@ -392,6 +396,7 @@ fn ladder(before: &Sandbox, event: &Event, accepted: &Accepted, now_ms: u64) {
         | Event::RetrySave { .. }
         | Event::Discard { .. }
         | Event::Rest { .. }
+        | Event::Drain { .. }
         | Event::Done { .. }
         | Event::Seen { .. }
         | Event::Probed { .. }

@@ -53,9 +53,7 @@ impl Engine {
     /// Records a new sandbox, and answers before it is made: see [`Engine::wait_ready`].
     pub async fn create(&self, request: CreateRequest) -> Result<Created, EngineError> {
         let inner = &self.inner;
-        if inner.is_ending() {
-            return Err(EngineError::ShuttingDown);
-        }
+        inner.check_open()?;
         let CreateRequest { project, name, spec, policy, labels, by, key } = request;
         spec.check()?;
         policy.check()?;

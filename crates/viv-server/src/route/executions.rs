@@ -36,7 +36,7 @@ pub(super) fn tell(table: &mut impl Table) {
         .json::<StartExecution>()
         .repeatable()
         .gives::<Execution>(201, "It started, or could not, which is a state.")
-        .fails(&[ErrorCode::Unsupported, ErrorCode::QuotaExceeded]);
+        .fails(&[ErrorCode::Unsupported, ErrorCode::QuotaExceeded, ErrorCode::Draining]);
     table.on(Method::Post, path::EXECUTIONS, start, start_op);
     let list_op = op("listExecutions", Need::Read, "List executions, oldest first")
         .query::<ListExecutions>()

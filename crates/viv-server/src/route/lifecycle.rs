@@ -34,6 +34,7 @@ pub(super) fn tell(table: &mut impl Table) {
             ErrorCode::LifecycleLocked,
             ErrorCode::QuotaExceeded,
             ErrorCode::Timeout,
+            ErrorCode::Draining,
         ]);
     table.on(Method::Post, path::ENSURE, ensure, ensure_op);
     let stop_op = op("stopSandbox", "Stop a sandbox")

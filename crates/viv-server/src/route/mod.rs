@@ -1,6 +1,7 @@
 //! The routes: one file per group.
 
 mod daemon;
+mod drain;
 mod events;
 mod executions;
 mod files;
@@ -10,6 +11,7 @@ mod looks;
 mod output;
 mod rest;
 mod sandboxes;
+mod schedules;
 
 use crate::api::{Api, Table};
 use crate::state::ServerState;
@@ -36,6 +38,8 @@ pub(crate) fn tell(table: &mut impl Table) {
     files::tell(table);
     events::tell(table);
     keys::tell(table);
+    schedules::tell(table);
+    drain::tell(table);
 }
 
 fn page_limit(limit: Option<viv_api::bound::PageLimit>) -> usize {

@@ -46,6 +46,7 @@ pub(super) fn tell(table: &mut impl Table) {
             ErrorCode::QuotaExceeded,
             ErrorCode::Unsupported,
             ErrorCode::Conflict,
+            ErrorCode::Draining,
         ]);
     table.on(Method::Post, path::SANDBOXES, create, op);
     let op = Op::new("sandboxes", "listSandboxes", Need::Read, "List sandboxes, newest first")

@@ -10,6 +10,7 @@ mod attach;
 mod cancel;
 mod cp;
 mod create;
+mod drain;
 mod ensure;
 mod events;
 mod exec;
@@ -26,6 +27,7 @@ mod ps;
 mod rest;
 mod rm;
 mod run;
+mod schedule;
 mod selftest;
 mod session;
 mod show;
@@ -103,6 +105,11 @@ pub(crate) enum Verb {
     KeepAwake(activity::KeepAwakeArgs),
     /// Change what a sandbox may use while it runs, and show what is in force
     Limits(limits::Args),
+    /// Run commands in sandboxes at given times
+    Schedule(schedule::Args),
+    Drain(drain::Args),
+    /// Take new work again after a drain
+    Undrain,
     /// Make, list and revoke keys
     Key(key::Args),
     Selftest(selftest::Args),
@@ -153,6 +160,9 @@ fn dispatch(verb: Verb, global: &Global) -> anyhow::Result<ExitCode> {
         Verb::Activity(args) => activity::run(args, &daemon),
         Verb::KeepAwake(args) => activity::keep_awake(args, &daemon),
         Verb::Limits(args) => limits::run(args, &daemon),
+        Verb::Schedule(args) => schedule::run(args, &daemon),
+        Verb::Drain(args) => drain::run(&args, &daemon),
+        Verb::Undrain => drain::undrain(&daemon),
         Verb::Key(args) => key::run(args, &daemon),
         Verb::Version | Verb::Selftest(_) => unreachable!("finds its daemon itself, and was done before"),
     }

@@ -99,6 +99,7 @@ pub fn step(sandbox: &Sandbox, event: &Event, at: Moment<'_>) -> Stepped {
         Event::Discard { by } => rest::discard(sandbox, by, at),
         Event::Idle { freezes } => rest::idle(sandbox, *freezes, at),
         Event::Rest { to, woken_at_ms, used_at_ms, by } => rest::rest(sandbox, *to, *woken_at_ms, *used_at_ms, by, at),
+        Event::Drain { by } => rest::drain(sandbox, by, at),
         Event::Done { operation, outcome } => done::done(sandbox, operation, outcome, at),
         Event::Seen { generation, seen, observed } => seen::seen(sandbox, *generation, seen, observed, at),
         Event::Probed { generation, evidence } => seen::probed(sandbox, *generation, evidence, at),

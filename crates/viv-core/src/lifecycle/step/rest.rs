@@ -199,3 +199,19 @@ pub(super) fn rest(
         | Phase::Stopped => Stepped::Ignored(Ignored::Busy),
     }
 }
+
+/// The daemon is being drained. What is under way ends first: a save never crosses a resume (L21).
+pub(super) fn drain(sandbox: &Sandbox, by: &Actor, at: Moment<'_>) -> Stepped {
+    let draft = Draft::of(sandbox, at);
+    match &sandbox.phase {
+        Phase::Ready | Phase::Frozen { .. } if sandbox.policy.persistent => draft.hibernating(Cause::Drained, by),
+        Phase::Ready | Phase::Frozen { .. } => draft.stopping(Cause::Drained, by, None),
+        Phase::Hibernated { .. } | Phase::Lost | Phase::Stopped => Stepped::Ignored(Ignored::NothingNew),
+        Phase::Provisioning { .. }
+        | Phase::Verifying { .. }
+        | Phase::Hibernating { .. }
+        | Phase::Resuming { .. }
+        | Phase::Failed { .. }
+        | Phase::Stopping { .. } => Stepped::Ignored(Ignored::Busy),
+    }
+}

@@ -1,0 +1,220 @@
+//! What can be asked about schedules.
+
+use serde_json::json;
+use viv_core::exec::ExecSpec;
+use viv_core::lifecycle::Actor;
+use viv_core::schedule::{MissedRuns, SCHEDULES_MAX, Schedule};
+use viv_core::spec::Project;
+use viv_core::{SandboxId, ScheduleId};
+use viv_cron::{Expression, Zone};
+use viv_store::{ScheduleListing, ScheduleQuery, StoreError};
+
+use super::{line, whens};
+use crate::engine::{Engine, Inner};
+use crate::error::EngineError;
+
+/// What a schedule is made of.
+#[derive(Debug, Clone)]
+pub struct NewSchedule {
+    /// When.
+    pub cron: String,
+    /// By which clock.
+    pub zone: String,
+    /// What.
+    pub command: ExecSpec,
+    /// What becomes of occurrences at which no daemon was there.
+    pub missed: MissedRuns,
+    /// Whether it comes due.
+    pub enabled: bool,
+}
+
+/// What is to be otherwise; what is not said stays.
+#[derive(Debug, Clone, Default)]
+pub struct ScheduleChange {
+    /// When.
+    pub cron: Option<String>,
+    /// By which clock.
+    pub zone: Option<String>,
+    /// What.
+    pub command: Option<ExecSpec>,
+    /// What becomes of occurrences at which no daemon was there.
+    pub missed: Option<MissedRuns>,
+    /// Whether it comes due.
+    pub enabled: Option<bool>,
+}
+
+/// Refuses what is never due.
+fn check(cron: &str, zone: &str, now_ms: u64) -> Result<(Expression, Zone), EngineError> {
+    let refused = |what: String| EngineError::Invalid {
+        what,
+        hint: "minute hour day-of-month month day-of-week, as in '*/15 9-17 * * mon-fri', or @hourly, @daily"
+            .to_owned(),
+    };
+    let expression = Expression::parse(cron).map_err(|error| refused(error.to_string()))?;
+    let zone = Zone::named(zone)
+        .map_err(|error| EngineError::Invalid { what: error.to_string(), hint: "leave it out for UTC".to_owned() })?;
+    if viv_cron::next_after(&expression, &zone, now_ms).is_none() {
+        return Err(refused(format!("{cron:?} never comes: no such day is in any month")));
+    }
+    Ok((expression, zone))
+}
+
+fn check_command(command: &ExecSpec) -> Result<(), EngineError> {
+    if command.argv.first().is_none_or(String::is_empty) {
+        let (what, hint) = ("a schedule runs a command, and there is none", "give a program and its arguments");
+        return Err(EngineError::Invalid { what: what.to_owned(), hint: hint.to_owned() });
+    }
+    Ok(())
+}
+
+impl Inner {
+    /// An id that sorts by when it was made.
+    fn new_schedule_id(&self, now_ms: u64) -> ScheduleId {
+        let mut bytes = (self.draw)();
+        bytes[..6].copy_from_slice(&now_ms.to_be_bytes()[2..]);
+        ScheduleId::from_bytes(bytes)
+    }
+}
+
+impl Engine {
+    /// Makes a schedule of a sandbox. Answers when it is durable.
+    pub async fn create_schedule(
+        &self,
+        sandbox: &SandboxId,
+        new: NewSchedule,
+        by: Actor,
+    ) -> Result<Schedule, EngineError> {
+        let inner = &self.inner;
+        let now_ms = inner.clock.now_ms();
+        let NewSchedule { cron, zone, command, missed, enabled } = new;
+        let (expression, zone) = check(&cron, &zone, now_ms)?;
+        check_command(&command)?;
+        let record = inner.load(sandbox).await?;
+        let mut schedule = Schedule {
+            id: inner.new_schedule_id(now_ms),
+            project: record.project.clone(),
+            sandbox: record.id.clone(),
+            version: 1,
+            cron: expression.as_str().to_owned(),
+            zone: zone.name().to_owned(),
+            command,
+            missed,
+            enabled,
+            made_by: by.clone(),
+            made_at_ms: now_ms,
+            next_at_ms: None,
+            waiting: Vec::new(),
+            run: None,
+            last: None,
+            runs: 0,
+            skipped: 0,
+        };
+        let next = whens(&schedule);
+        schedule.enable(enabled, now_ms, &*next);
+        let data = json!({ "cron": schedule.cron, "zone": schedule.zone, "missed": missed });
+        let lines = vec![line(&schedule, "schedule.created", by, now_ms, data)];
+        match inner.store.put_schedule(inner.epoch, schedule.clone(), lines, SCHEDULES_MAX).await {
+            Ok(()) => {}
+            // The id is new, so it is its sandbox that is gone.
+            Err(StoreError::Conflict { .. }) => {
+                let record = inner.load(sandbox).await?;
+                return Err(EngineError::Gone { sandbox: record.id.clone(), cause: Box::new(record.cause) });
+            }
+            Err(other) => return Err(other.into()),
+        }
+        inner.reached("schedule.created");
+        inner.schedules.bell.notify_one();
+        Ok(schedule)
+    }
+
+    /// A schedule, of this project if one is named.
+    pub async fn schedule(&self, project: Option<&Project>, id: &ScheduleId) -> Result<Schedule, EngineError> {
+        let found = self.inner.store.schedule(id).await?;
+        // Nothing reaches from one project into another, not even the knowledge that it is there.
+        let ours = found.filter(|found| project.is_none_or(|project| found.project == *project));
+        ours.ok_or_else(|| EngineError::NoSchedule { which: id.clone() })
+    }
+
+    /// A page of schedules.
+    pub async fn schedules(&self, query: &ScheduleQuery) -> Result<ScheduleListing, EngineError> {
+        Ok(self.inner.store.schedules(query).await?)
+    }
+
+    /// Changes a schedule. A run that is under way goes on as it was.
+    pub async fn change_schedule(
+        &self,
+        id: &ScheduleId,
+        change: &ScheduleChange,
+        by: Actor,
+    ) -> Result<Schedule, EngineError> {
+        let inner = &self.inner;
+        let before = self.schedule(None, id).await?;
+        let (cron, zone) = (change.cron.as_ref().unwrap_or(&before.cron), change.zone.as_ref().unwrap_or(&before.zone));
+        let (expression, zone) = check(cron, zone, inner.clock.now_ms())?;
+        if let Some(command) = &change.command {
+            check_command(command)?;
+        }
+        let changed = inner.amend_schedule(id, |schedule, now_ms| {
+            schedule.cron = expression.as_str().to_owned();
+            schedule.zone = zone.name().to_owned();
+            if let Some(command) = &change.command {
+                schedule.command = command.clone();
+            }
+            schedule.missed = change.missed.unwrap_or(schedule.missed);
+            let enabled = change.enabled.unwrap_or(schedule.enabled);
+            let next = whens(schedule);
+            // What is due already stays due, unless that was changed.
+            if change.cron.is_some() || change.zone.is_some() || enabled != schedule.enabled {
+                schedule.enable(enabled, now_ms, &*next);
+            }
+            let data = json!({ "cron": schedule.cron, "zone": schedule.zone, "enabled": enabled });
+            Some(vec![line(schedule, "schedule.changed", by.clone(), now_ms, data)])
+        });
+        changed.await?.ok_or_else(|| EngineError::NoSchedule { which: id.clone() })
+    }
+
+    /// Takes a schedule away. A run that is under way goes on to its end.
+    pub async fn remove_schedule(&self, id: &ScheduleId, by: Actor) -> Result<Schedule, EngineError> {
+        let inner = &self.inner;
+        let schedule = self.schedule(None, id).await?;
+        let line = line(&schedule, "schedule.removed", by, inner.clock.now_ms(), json!({}));
+        if !inner.store.remove_schedule(inner.epoch, id, line).await? {
+            return Err(EngineError::NoSchedule { which: id.clone() });
+        }
+        inner.schedules.bell.notify_one();
+        Ok(schedule)
+    }
+
+    /// Takes all schedules of a sandbox away, as a reset does (L12). Answers how many there were.
+    pub async fn clear_schedules(&self, sandbox: &SandboxId, by: &Actor) -> Result<u64, EngineError> {
+        let query =
+            ScheduleQuery { sandbox: Some(sandbox.clone()), limit: SCHEDULES_MAX as usize, ..ScheduleQuery::default() };
+        let mut cleared = 0;
+        for schedule in self.schedules(&query).await?.items {
+            match self.remove_schedule(&schedule.id, by.clone()).await {
+                Ok(_) => cleared += 1,
+                Err(EngineError::NoSchedule { .. }) => {}
+                Err(other) => return Err(other),
+            }
+        }
+        Ok(cleared)
+    }
+
+    /// Runs it now, beside its times: see [`Schedule::run`] for how it goes.
+    pub async fn run_schedule(&self, id: &ScheduleId, by: Actor) -> Result<Schedule, EngineError> {
+        let inner = &self.inner;
+        inner.check_open()?;
+        let mut busy = false;
+        let changed = inner.amend_schedule(id, |schedule, now_ms| {
+            busy = !schedule.ask(now_ms);
+            let execution = schedule.run.as_ref().map(|run| run.execution.clone());
+            Some(vec![line(schedule, "schedule.asked", by.clone(), now_ms, json!({ "execution": execution }))])
+        });
+        let schedule = changed.await?.ok_or_else(|| EngineError::NoSchedule { which: id.clone() })?;
+        if busy {
+            return Err(EngineError::ScheduleBusy { which: id.clone() });
+        }
+        self.start_run(id);
+        Ok(schedule)
+    }
+}
