@@ -9,6 +9,7 @@ use viv_core::lifecycle::Timings;
 use viv_store::Quota;
 
 use crate::gate::Gates;
+use crate::hook::Webhooks;
 
 /// Called with the name of a point that was reached: crash tests end the process there.
 #[derive(Clone)]
@@ -39,6 +40,8 @@ pub struct EngineConfig {
     pub gates: Gates,
     /// For crash tests.
     pub failpoint: Option<Failpoint>,
+    /// Who makes requests of hooks; without, those fail.
+    pub webhooks: Option<Webhooks>,
 }
 
 impl EngineConfig {
@@ -53,6 +56,7 @@ impl EngineConfig {
             quota: Quota::of(1_000, 1_000),
             gates: Gates::default(),
             failpoint: None,
+            webhooks: None,
         }
     }
 }

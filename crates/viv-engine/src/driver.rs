@@ -113,6 +113,14 @@ impl Inner {
         if self.idle_at_ms(&record).is_some_and(|at_ms| at_ms <= now_ms) && self.look_at_idle(&record).await? {
             return Ok(true);
         }
+        if crate::hook::timeout_hook_at_ms(&record).is_some_and(|at_ms| at_ms <= now_ms) {
+            // A stop does not wait for it: what it started is found again by its id, or ends with the instance.
+            return tokio::select! {
+                biased;
+                () = driver.bell.notified() => Ok(true),
+                performed = self.on_timeout(&record) => performed,
+            };
+        }
         let Some((effect, work)) = outstanding(&record) else { return Ok(false) };
         // No wait is longer than the longest: what is farther away was written by a clock that was set back since.
         let waits_ms = work.retry_at_ms.saturating_sub(now_ms);

@@ -46,6 +46,10 @@ impl Inner {
                 self.make(record, &mutation(*generation, budgets.make), Some(snapshot)).await?
             }
             Effect::Probe { generation } => return self.probe_in_verification(record, *generation).await,
+            Effect::Serve { generation } => return self.serve(record, *generation, work).await,
+            Effect::Hook { generation, point } => {
+                return self.hook_in_verification(record, *generation, *point, work).await;
+            }
             Effect::Freeze { generation } => {
                 let mutation = mutation(*generation, budgets.call);
                 let done = self.call(&record.id, budgets.call, self.provider.freeze(&mutation, &record.id)).await;
@@ -57,6 +61,7 @@ impl Inner {
                 done.map_or_else(failed, |()| Outcome::Thawed)
             }
             Effect::Save { generation, snapshot } => {
+                self.before_stop(record, *generation, work).await;
                 let mutation = mutation(*generation, budgets.save);
                 let request = SaveRequest { snapshot: snapshot.clone(), live: false, memory: false };
                 let saved = self.provider.save(&mutation, &record.id, &request);
@@ -75,7 +80,10 @@ impl Inner {
                     Err(error) => failed(error),
                 }
             }
-            Effect::Clear { generation } => self.clear(record, &mutation(*generation, budgets.clear)).await,
+            Effect::Clear { generation } => {
+                self.before_stop(record, *generation, work).await;
+                self.clear(record, &mutation(*generation, budgets.clear)).await
+            }
         };
         if let Outcome::Failed(Failure { what, .. }) = &outcome {
             tracing::warn!(component = "driver", sandbox = %record.id, effect = effect.code(), %what, "did not succeed");

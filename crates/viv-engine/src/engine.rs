@@ -19,6 +19,7 @@ use crate::error::{EngineError, denied};
 use crate::gate::Gate;
 use crate::journal;
 use crate::knowledge::Knowledge;
+use crate::listen::Listeners;
 use crate::reconcile::{Health, Reconcilers};
 use crate::schedule::Schedules;
 use crate::timer::Timer;
@@ -60,6 +61,7 @@ pub(crate) struct Inner {
     pub(crate) breaker: Breaker,
     pub(crate) drivers: Drivers,
     pub(crate) watches: Watches,
+    pub(crate) listeners: Listeners,
     pub(crate) health: Health,
     pub(crate) reconcilers: Reconcilers,
     /// Held while somebody sets alarms and watches of one, so that the latest is the last.
@@ -124,6 +126,7 @@ impl Engine {
                 breaker: Breaker::default(),
                 drivers: Drivers::default(),
                 watches: Watches::default(),
+                listeners: Listeners::default(),
                 health: Health::default(),
                 reconcilers: Reconcilers::default(),
                 attending: Mutex::default(),
@@ -146,6 +149,7 @@ impl Engine {
     pub fn shut_down(&self) {
         self.inner.ending.send_replace(true);
         self.inner.watches.end();
+        self.inner.listeners.end();
         self.inner.drivers.end();
         self.inner.schedules.end();
     }
@@ -334,6 +338,12 @@ impl Inner {
         }
         let idle_at_ms = self.idle_at_ms(sandbox);
         self.timer.set(&sandbox.id, alarm_ms(sandbox, idle_at_ms, self.clock.now_ms()));
+        // In verification, services are asked.
+        if sandbox.phase == Phase::Ready {
+            self.listen(sandbox);
+        } else {
+            self.listeners.forget(&sandbox.id);
+        }
         match &sandbox.phase {
             Phase::Verifying { .. } | Phase::Ready | Phase::Frozen { .. } => self.watch(sandbox),
             // It may come back, and may end: both are found by who looks for it.
@@ -450,5 +460,8 @@ fn alarm_ms(sandbox: &Sandbox, idle_at_ms: Option<u64>, now_ms: u64) -> Option<u
     });
     // Nor one that is idle by its record, and of which it could not be learnt whether something runs in it.
     let idle_ms = idle_at_ms.map(|at_ms| if at_ms > now_ms { at_ms } else { now_ms.saturating_add(IDLE_AGAIN_MS) });
-    [sandbox.due_at_ms(), expiry_ms, idle_ms].into_iter().flatten().min()
+    // One that is late because it could not be performed is tried again, and not without end.
+    let hook_ms = crate::hook::timeout_hook_at_ms(sandbox);
+    let hook_ms = hook_ms.map(|at_ms| if at_ms > now_ms { at_ms } else { now_ms.saturating_add(EXPIRY_AGAIN_MS) });
+    [sandbox.due_at_ms(), expiry_ms, idle_ms, hook_ms].into_iter().flatten().min()
 }

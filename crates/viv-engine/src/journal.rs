@@ -1,7 +1,7 @@
 //! What is written into the journal about a change.
 
 use serde_json::json;
-use viv_core::lifecycle::{Event, Happened, Phase, Sandbox};
+use viv_core::lifecycle::{Event, Happened, Outcome, Phase, Sandbox};
 use viv_store::NewLine;
 
 /// The line about a change that `step` accepted; none for what nobody reads.
@@ -34,6 +34,16 @@ pub(crate) fn line(event: &Event, before: &Sandbox, after: &Sandbox, happened: H
     let mut data = json!({ "desired": after.desired, "message": after.cause.message, "attempt": attempt });
     if before.generation != after.generation {
         data["generation_before"] = json!(before.generation);
+    }
+    if before.services != after.services {
+        // Which executions there are, and which they come after (X5).
+        let runs = after.services.iter().map(|(service, run)| {
+            json!({ "service": service, "execution": run.execution, "after": run.after, "restarts": run.restarts })
+        });
+        data["services"] = runs.collect();
+    }
+    if let Event::Done { outcome: Outcome::Hooked(report), .. } = event {
+        data["hook"] = json!(report);
     }
     NewLine {
         at_ms: now_ms,

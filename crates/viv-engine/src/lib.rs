@@ -10,6 +10,7 @@
 //!   schedule    one sleep until the soonest schedule is due, a task for each run under way (L17)
 //!   watch       one wait per living instance, for its end to be pushed
 //!   idle        the next rung of the ladder, when nobody used it for its window (L5)
+//!   listen      one wait per service of a ready sandbox, for its end to be told
 //!   health      probes what was read and is stale; reads themselves change nothing (T9)
 //!   reconcilers provider-sync · expiry · stuck · retention, on a signal and on a period
 //! ```
@@ -38,13 +39,16 @@ mod engine;
 mod error;
 mod gate;
 mod handle;
+mod hook;
 mod idle;
 mod journal;
 mod knowledge;
+mod listen;
 mod probe;
 mod read;
 mod reconcile;
 mod schedule;
+mod serve;
 mod timer;
 mod watch;
 
@@ -58,6 +62,7 @@ pub use engine::Engine;
 pub use error::EngineError;
 pub use gate::{Gate, GateSetting, Gates};
 pub use handle::Handle;
+pub use hook::{Delivered, Delivery, Webhooks};
 pub use read::{Resources, Stats, View, Which};
 pub use reconcile::{ReconcilerName, ReconcilerStatus};
 pub use schedule::{NewSchedule, ScheduleChange};

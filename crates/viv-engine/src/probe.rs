@@ -23,13 +23,13 @@ const PORTS_AT_ONCE: usize = 16;
 const ECHO_BYTES_MAX: usize = 256;
 
 /// Why a check was not well.
-struct Bad {
-    finding: Finding,
-    what: String,
+pub(crate) struct Bad {
+    pub(crate) finding: Finding,
+    pub(crate) what: String,
 }
 
 impl Bad {
-    fn unhealthy(what: impl Into<String>) -> Self {
+    pub(crate) fn unhealthy(what: impl Into<String>) -> Self {
         Self { finding: Finding::Unhealthy, what: what.into() }
     }
 }
@@ -142,12 +142,13 @@ impl Inner {
     ) -> Result<Evidence, EngineError> {
         let instance = InstanceRef { sandbox: record.id.clone(), generation };
         let token = self.token(&record.id).await?;
-        let (exec, filesystem, ports) = tokio::join!(
+        let (exec, filesystem, ports, services) = tokio::join!(
             self.check(self.probe_exec(&instance, token)),
             self.check(self.probe_filesystem(&instance, &record.spec.workdir)),
             self.probe_ports(&instance, &record.spec.ports),
+            self.probe_services(record, &instance, token),
         );
-        let evidence = Evidence { exec: Some(exec), filesystem: Some(filesystem), ports };
+        let evidence = Evidence { exec: Some(exec), filesystem: Some(filesystem), ports, services };
         self.knowledge.probed(&record.id, generation, evidence.clone());
         Ok(evidence)
     }
@@ -173,7 +174,7 @@ impl Inner {
         found
     }
 
-    async fn check(&self, probe: impl Future<Output = Result<(), Bad>>) -> Check {
+    pub(crate) async fn check(&self, probe: impl Future<Output = Result<(), Bad>>) -> Check {
         let (at_ms, budget) = (self.clock.now_ms(), self.config.budgets.probe);
         let found = match tokio::time::timeout(budget, probe).await {
             Ok(found) => found,

@@ -7,6 +7,7 @@
 //!             └─ auth       key, scope, rate, room for its share, no place of the host in what others are told
 //!                 └─ route::*   one file per group of routes ──► Engine
 //!   show        records as they are shown, in one place
+//!   webhook     signed requests of hooks to somebody outside, for the engine, which knows no HTTP
 //!   stream      what goes on: output, events, changes of files; pulled by the reader, so nothing piles up here
 //! ```
 //!
@@ -37,6 +38,7 @@ mod show;
 mod state;
 mod stream;
 mod tally;
+mod webhook;
 
 pub use auth::{KeyError, NewKey};
 pub use config::{Bounds, Build, Rate, ServerConfig};
@@ -45,6 +47,7 @@ pub use log::LogRing;
 pub use openapi::document;
 pub use serve::{serve, serve_within};
 pub use state::ServerState;
+pub use webhook::{WebhookConfig, webhooks};
 
 /// The whole API.
 pub fn router(state: ServerState) -> axum::Router {

@@ -190,6 +190,9 @@ pub struct Sandbox {
     /// The hook that is outstanding before it is ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hook: Option<HookPoint>,
+    /// The hard deadline ahead of which the hook for it was performed, so that it is once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warned_of_ms: Option<u64>,
 }
 
 /// What a new sandbox is made of.
@@ -297,6 +300,7 @@ impl Sandbox {
             keep_awake: BTreeMap::new(),
             services: BTreeMap::new(),
             hook: None,
+            warned_of_ms: None,
         };
         let work = sandbox.work(at, at.timings.make_ms);
         sandbox.phase = Phase::Provisioning { step: MakeStep::Make, rebuilds: 0, work };

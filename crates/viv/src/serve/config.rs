@@ -23,6 +23,7 @@ pub(super) struct FileConfig {
     pub(super) quota: QuotaPart,
     pub(super) retention: RetentionPart,
     pub(super) reconcile: ReconcilePart,
+    pub(super) hooks: HooksPart,
     pub(super) gates: BTreeMap<String, GateText>,
     /// The client's part is the client's.
     #[serde(rename = "client")]
@@ -115,6 +116,13 @@ impl From<SumsPart> for SumsMax {
             processes: part.processes,
         }
     }
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct HooksPart {
+    /// Whether webhooks may go to private addresses and to the machine itself.
+    pub(super) private_addresses: bool,
 }
 
 #[derive(Debug, Default, Deserialize)]

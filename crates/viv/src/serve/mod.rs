@@ -147,6 +147,10 @@ async fn daemon(
     file.reconcile.apply(&mut config.periods);
     config.gates.replace(gates::settings(&file.gates, std::env::vars())?);
     config.failpoint = failpoint::from_environment();
+    config.webhooks = Some(viv_server::webhooks(&viv_server::WebhookConfig {
+        private_addresses: file.hooks.private_addresses,
+        authorities_pem: authorities(),
+    }));
     let gates = config.gates.clone();
     let provider = Arc::new(open_provider(&args, file, data, ownership.from_undead)?);
     tidy_regularly(provider.clone(), file.reconcile.tidy())?;
@@ -186,6 +190,19 @@ async fn daemon(
     }
     served?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Where distributions keep the authorities that the machine trusts: Debian and Alpine, Fedora, SUSE.
+const AUTHORITIES: [&str; 4] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
+
+/// The machine's authorities; without any, only plain webhooks are delivered.
+fn authorities() -> Vec<u8> {
+    AUTHORITIES.iter().find_map(|path| fs::read(path).ok()).unwrap_or_default()
 }
 
 fn open_provider(args: &Args, file: &FileConfig, data: &Path, from_undead: bool) -> anyhow::Result<LocalProvider> {

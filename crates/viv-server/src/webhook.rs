@@ -1,0 +1,296 @@
+//! Signed requests of hooks to somebody outside (L14).
+//!
+//! ```text
+//!   POST URL
+//!   Content-Type: application/json
+//!   Vivarium-Delivery: ID                      the same when it is repeated
+//!   Vivarium-Signature: t=SECONDS,v1=HEX       HMAC-SHA256 of "SECONDS." and the body, with the hook's secret
+//! ```
+//!
+//! Whoever may make a sandbox chooses the URL, and the daemon stands where they do not. So the address is looked at
+//! after the name was resolved, and the connection goes to that very address: private networks, the machine itself and
+//! the places at which clouds hand out credentials are refused (S2). Redirects are not followed, proxies are not used.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use sha2::{Digest, Sha256};
+use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
+use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
+use ureq::{Agent, config::Config, http::Uri};
+use viv_engine::{Delivery, Webhooks};
+
+/// Headers of an answer; nobody reads more of one than its status.
+const HEADER_BYTES_MAX: usize = 64 << 10;
+
+/// Requests that are made at once; more of them wait.
+const AT_ONCE: usize = 16;
+
+/// How webhooks are made.
+#[derive(Debug, Clone, Default)]
+pub struct WebhookConfig {
+    /// Whether private addresses and the machine itself may be asked.
+    pub private_addresses: bool,
+    /// Authorities to believe, as PEM.
+    pub authorities_pem: Vec<u8>,
+}
+
+/// Who makes the requests of hooks.
+pub fn webhooks(config: &WebhookConfig) -> Webhooks {
+    let agent = agent(config);
+    let permits = Arc::new(tokio::sync::Semaphore::new(AT_ONCE));
+    Webhooks(Arc::new(move |delivery: Delivery| {
+        let (agent, permits) = (agent.clone(), permits.clone());
+        Box::pin(async move {
+            let permit = permits.acquire_owned().await;
+            let posted = tokio::task::spawn_blocking(move || {
+                // Held until the request is over, also when nobody waits for it any more.
+                let _permit = permit;
+                post(&agent, &delivery)
+            });
+            posted.await.unwrap_or_else(|error| Err(error.to_string()))
+        })
+    }))
+}
+
+fn agent(config: &WebhookConfig) -> Agent {
+    let certificate = |item| match item {
+        Ok(PemItem::Certificate(certificate)) => Some(certificate),
+        Ok(_) | Err(_) => None,
+    };
+    let roots: Vec<Certificate<'static>> = parse_pem(&config.authorities_pem).filter_map(certificate).collect();
+    let tls = TlsConfig::builder()
+        .root_certs(RootCerts::Specific(Arc::new(roots)))
+        .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .build();
+    let setup = Agent::config_builder()
+        .tls_config(tls)
+        .max_redirects(0)
+        .http_status_as_error(false)
+        // Otherwise it is taken from the environment.
+        .proxy(None)
+        .user_agent(concat!("vivarium/", env!("CARGO_PKG_VERSION")))
+        .max_response_header_size(HEADER_BYTES_MAX)
+        .max_idle_connections(0)
+        .build();
+    let resolver = Guarded { private_addresses: config.private_addresses, inner: DefaultResolver::default() };
+    Agent::with_parts(setup, DefaultConnector::default(), resolver)
+}
+
+/// One try. What is said about a failure names no path and no query of the URL: those are often secrets (S6).
+fn post(agent: &Agent, delivery: &Delivery) -> Result<(), String> {
+    let request = agent
+        .post(&delivery.url)
+        .config()
+        .timeout_global(Some(delivery.within))
+        .build()
+        .header("content-type", "application/json")
+        .header("vivarium-delivery", &delivery.id)
+        .header("vivarium-signature", signature(delivery));
+    let answer = request.send(&delivery.body[..]).map_err(|error| match error {
+        ureq::Error::Io(error) if error.kind() == io::ErrorKind::PermissionDenied => error.to_string(),
+        ureq::Error::Io(error) => format!("cannot be reached: {}", error.kind()),
+        ureq::Error::Timeout(_) => "did not answer in time".to_owned(),
+        ureq::Error::HostNotFound => "its host is not known".to_owned(),
+        ureq::Error::Tls(_) | ureq::Error::Rustls(_) => "its certificate is not believed".to_owned(),
+        _ => "answered something that is no HTTP".to_owned(),
+    })?;
+    let status = answer.status();
+    if status.is_success() { Ok(()) } else { Err(format!("answered {}", status.as_u16())) }
+}
+
+fn signature(delivery: &Delivery) -> String {
+    let mut signed = format!("{}.", delivery.at_s).into_bytes();
+    signed.extend(&delivery.body);
+    let mac = hmac_sha256(delivery.secret.reveal().as_bytes(), &signed);
+    let hex: String = mac.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("t={},v1={hex}", delivery.at_s)
+}
+
+/// RFC 2104.
+fn hmac_sha256(key: &[u8], message: &[u8]) -> [u8; 32] {
+    const BLOCK: usize = 64;
+    let mut block = [0_u8; BLOCK];
+    if key.len() > BLOCK {
+        block[..32].copy_from_slice(&Sha256::digest(key));
+    } else {
+        block[..key.len()].copy_from_slice(key);
+    }
+    let padded = |with: u8| block.map(|byte| byte ^ with);
+    let inner = Sha256::new().chain_update(padded(0x36)).chain_update(message).finalize();
+    Sha256::new().chain_update(padded(0x5c)).chain_update(inner).finalize().into()
+}
+
+/// Resolves names, and refuses those of whom nobody outside should be able to make us ask.
+struct Guarded {
+    private_addresses: bool,
+    inner: DefaultResolver,
+}
+
+impl fmt::Debug for Guarded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Guarded")
+    }
+}
+
+impl Resolver for Guarded {
+    fn resolve(&self, uri: &Uri, config: &Config, timeout: NextTimeout) -> Result<ResolvedSocketAddrs, ureq::Error> {
+        let found = self.inner.resolve(uri, config, timeout)?;
+        if !self.private_addresses && found.iter().any(|address| !is_public(address.ip())) {
+            let what = "is at a private address, to which this daemon makes no requests";
+            return Err(ureq::Error::Io(io::Error::new(io::ErrorKind::PermissionDenied, what)));
+        }
+        Ok(found)
+    }
+}
+
+/// Whether an address is the internet's.
+fn is_public(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => is_public_v4(address),
+        IpAddr::V6(address) => is_public_v6(address),
+    }
+}
+
+fn is_public_v4(address: Ipv4Addr) -> bool {
+    let [a, b, c, _] = address.octets();
+    let special = address.is_private()
+        || address.is_loopback()
+        || address.is_link_local()
+        || address.is_multicast()
+        || address.is_documentation()
+        || a == 0
+        || a >= 240
+        || (a == 100 && (64..128).contains(&b))
+        || (a == 192 && b == 0 && c == 0)
+        || (a == 198 && (b == 18 || b == 19));
+    !special
+}
+
+fn is_public_v6(address: Ipv6Addr) -> bool {
+    // What carries an address of the older kind is judged by that.
+    if let Some(inner) = address.to_ipv4_mapped() {
+        return is_public_v4(inner);
+    }
+    let [a, b, c, d, e, f, high, low] = address.segments();
+    if (a, b, c, d, e, f) == (0x64, 0xff9b, 0, 0, 0, 0) {
+        let [w, x] = high.to_be_bytes();
+        let [y, z] = low.to_be_bytes();
+        return is_public_v4(Ipv4Addr::new(w, x, y, z));
+    }
+    // Global unicast, but for documentation and the tunnels that carry older addresses.
+    (a & 0xe000) == 0x2000 && !(a == 0x2001 && b == 0xdb8) && a != 0x2002 && !(a == 0x2001 && b == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+    use std::time::Duration;
+
+    use viv_core::hook::Secret;
+
+    use super::*;
+
+    fn delivery(url: String) -> Delivery {
+        Delivery {
+            url,
+            secret: Secret::new("a secret of the tests"),
+            id: "op_1-after_start".to_owned(),
+            at_s: 1_700_000_000,
+            body: b"{\"hook\":\"after_start\"}".to_vec(),
+            within: Duration::from_secs(60),
+        }
+    }
+
+    /// Answers one request, and gives what was asked.
+    fn server(answer: &'static str) -> (String, std::thread::JoinHandle<String>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/hook?token=hidden", listener.local_addr().unwrap());
+        let heard = std::thread::spawn(move || {
+            let (mut connection, _) = listener.accept().unwrap();
+            let mut heard = Vec::new();
+            let mut buffer = [0; 4096];
+            while !heard.ends_with(b"\"after_start\"}") {
+                let read = connection.read(&mut buffer).unwrap();
+                assert!(read > 0, "it hung up: {}", String::from_utf8_lossy(&heard));
+                heard.extend_from_slice(&buffer[..read]);
+            }
+            connection.write_all(answer.as_bytes()).unwrap();
+            String::from_utf8(heard).unwrap()
+        });
+        (url, heard)
+    }
+
+    fn open() -> Agent {
+        agent(&WebhookConfig { private_addresses: true, ..WebhookConfig::default() })
+    }
+
+    #[test]
+    fn hmac_is_that_of_rfc_4231() {
+        let hex = |mac: [u8; 32]| mac.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let short = hmac_sha256(b"Jefe", b"what do ya want for nothing?");
+        assert_eq!(hex(short), "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
+        let long = hmac_sha256(&[0xaa; 131], b"Test Using Larger Than Block-Size Key - Hash Key First");
+        assert_eq!(hex(long), "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
+    }
+
+    #[test]
+    fn l14_a_webhook_is_signed_and_its_answer_counts() {
+        let (url, heard) = server("HTTP/1.1 204 No Content\r\ncontent-length: 0\r\n\r\n");
+        let delivery = delivery(url);
+        assert_eq!(post(&open(), &delivery), Ok(()));
+        let heard = heard.join().unwrap().to_lowercase();
+        assert!(heard.contains(&format!("vivarium-signature: {}", signature(&delivery))), "{heard}");
+        assert!(heard.contains("vivarium-delivery: op_1-after_start"), "{heard}");
+        assert!(!heard.contains("a secret of the tests"), "S6");
+    }
+
+    #[test]
+    fn redirects_are_not_followed_and_errors_hold_no_secret() {
+        for (answer, why) in [
+            ("HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n", "answered 302"),
+            ("HTTP/1.1 500 Oh\r\ncontent-length: 0\r\n\r\n", "answered 500"),
+        ] {
+            let (url, heard) = server(answer);
+            assert_eq!(post(&open(), &delivery(url)), Err(why.to_owned()));
+            heard.join().unwrap();
+        }
+        let nobody = post(&open(), &delivery("http://127.0.0.1:1/hook?token=hidden".to_owned())).unwrap_err();
+        assert!(!nobody.contains("hidden"), "{nobody}");
+    }
+
+    #[test]
+    fn s2_private_addresses_are_refused_unless_they_are_allowed() {
+        let closed = agent(&WebhookConfig::default());
+        let refused = post(&closed, &delivery("http://localhost:1/".to_owned())).unwrap_err();
+        assert!(refused.contains("private address"), "{refused}");
+        let private = [
+            "127.0.0.1",
+            "10.1.2.3",
+            "172.16.0.1",
+            "192.168.1.1",
+            "169.254.169.254",
+            "100.64.0.1",
+            "0.0.0.0",
+            "224.0.0.1",
+            "255.255.255.255",
+            "::1",
+            "::",
+            "fe80::1",
+            "fd00::1",
+            "::ffff:127.0.0.1",
+            "64:ff9b::7f00:1",
+            "2002:7f00:1::",
+        ];
+        for address in private {
+            assert!(!is_public(address.parse().unwrap()), "{address}");
+        }
+        for address in ["1.1.1.1", "93.184.216.34", "2606:2800:220:1::1"] {
+            assert!(is_public(address.parse().unwrap()), "{address}");
+        }
+    }
+}
