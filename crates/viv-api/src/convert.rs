@@ -1,5 +1,7 @@
 //! From the core's words to the API's and back, so that no other crate has to say how they correspond.
 
+mod service;
+
 use viv_core::lifecycle::{self, Caused};
 use viv_core::limits::{ResourceLimits, UNLIMITED};
 use viv_core::spec;
@@ -8,7 +10,8 @@ use crate::bound::{ImageName, Path, ProjectName, SandboxName};
 use crate::error::{ApiError, ErrorCode};
 use crate::limits::{Limit, Limits, LimitsInForce};
 use crate::sandbox::{
-    Cause, CreateSandbox, Desired, Egress, Evidence, Network, Phase, PortProbe, Probe, ProbeOutcome, Status,
+    Cause, CreateSandbox, Desired, Egress, Evidence, Network, Phase, PortProbe, Probe, ProbeOutcome, ServiceProbe,
+    Status,
 };
 
 fn asked<T: Into<u64>>(limit: Option<Limit<T>>) -> Option<u64> {
@@ -88,6 +91,8 @@ impl CreateSandbox {
             env: self.env.to_map(),
             workdir: self.workdir.as_ref().map_or(default.workdir, Path::to_string),
             ports: self.ports.get().iter().map(|port| port.get() as u16).collect(),
+            services: self.services.get().iter().map(Into::into).collect(),
+            hooks: (&self.hooks).into(),
         }
     }
 
@@ -153,6 +158,11 @@ impl Evidence {
             exec: evidence.exec.as_ref().map(probe),
             filesystem: evidence.filesystem.as_ref().map(probe),
             ports: evidence.ports.iter().map(|one| PortProbe { port: one.port, probe: probe(&one.check) }).collect(),
+            services: evidence
+                .services
+                .iter()
+                .map(|one| ServiceProbe { service: one.service.to_string(), probe: probe(&one.check) })
+                .collect(),
         }
     }
 }

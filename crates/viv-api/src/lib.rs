@@ -32,6 +32,7 @@ pub mod request;
 pub mod resources;
 pub mod sandbox;
 pub mod schedule;
+pub mod service;
 pub mod stats;
 
 #[cfg(feature = "client")]

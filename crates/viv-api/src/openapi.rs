@@ -7,7 +7,8 @@ use utoipa::openapi::{Ref, RefOr, Type};
 use utoipa::{PartialSchema, ToSchema};
 
 use crate::{
-    bound, daemon, diagnosis, error, event, execution, file, key, limits, page, resources, sandbox, schedule, stats,
+    bound, daemon, diagnosis, error, event, execution, file, key, limits, page, resources, sandbox, schedule, service,
+    stats,
 };
 
 /// A whole number with a range. The format is told so that clients pick a type that holds it.
@@ -52,6 +53,14 @@ pub(crate) fn list<T: ToSchema>(doc: &str, min: usize, max: usize) -> RefOr<Sche
     RefOr::T(array.into())
 }
 
+/// A list with a length, of what has a schema by name.
+pub(crate) fn list_of_named<T: ToSchema>(doc: &str, min: usize, max: usize) -> RefOr<Schema> {
+    let items = Ref::from_schema_name(T::name());
+    let array =
+        ArrayBuilder::new().description(Some(doc.trim())).items(items).min_items(Some(min)).max_items(Some(max));
+    RefOr::T(array.into())
+}
+
 /// An object with exactly one field, for enums where the field's name is the choice.
 fn one_field(name: &str, doc: &str, field: RefOr<Schema>) -> Schema {
     let object = ObjectBuilder::new()
@@ -81,6 +90,39 @@ impl PartialSchema for sandbox::ExtendSandbox {
 impl ToSchema for sandbox::ExtendSandbox {
     fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
         schemas.push((bound::LifetimeMs::name().into_owned(), bound::LifetimeMs::schema()));
+    }
+}
+
+impl PartialSchema for service::Ready {
+    fn schema() -> RefOr<Schema> {
+        let choice = OneOfBuilder::new()
+            .description(Some("What shows that a service is ready: exactly one of these. Its execution has to run."))
+            .item(one_field("port", "This TCP port accepts.", bound::Port::schema()))
+            .item(one_field("command", "This command exits with 0; it is run again and again.", bound::Words::schema()))
+            .item(one_field("runs_ms", "It has been running for this long.", bound::ReadyMs::schema()))
+            .examples([serde_json::json!({"port": 8080})]);
+        RefOr::T(choice.into())
+    }
+}
+
+impl ToSchema for service::Ready {}
+
+impl PartialSchema for service::HookRun {
+    fn schema() -> RefOr<Schema> {
+        let webhook = Ref::from_schema_name(service::Webhook::name()).into();
+        let choice = OneOfBuilder::new()
+            .description(Some("What a hook does: exactly one of these."))
+            .item(one_field("command", "A command in the sandbox.", bound::Words::schema()))
+            .item(one_field("webhook", "A signed request.", webhook))
+            .examples([serde_json::json!({"command": ["./set-up.sh"]})]);
+        RefOr::T(choice.into())
+    }
+}
+
+impl ToSchema for service::HookRun {
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        schemas.push((service::Webhook::name().into_owned(), service::Webhook::schema()));
+        <service::Webhook as ToSchema>::schemas(schemas);
     }
 }
 
@@ -164,6 +206,7 @@ pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
         sandbox::Deadline,
         sandbox::EnsureSandbox,
         sandbox::ExtendSandbox,
+        service::Service,
         sandbox::KeepAwake,
         sandbox::LogSource,
         sandbox::ReportActivity,

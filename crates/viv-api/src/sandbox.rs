@@ -4,15 +4,16 @@ use serde::{Deserialize, Serialize};
 use viv_core::{Generation, SandboxId};
 
 use crate::bound::{
-    Env, IdleMs, ImageName, Labels, LeaseName, LifetimeMs, Note, Path, Ports, SandboxName, TtlMs, WaitMs,
+    Env, IdleMs, ImageName, Labels, LeaseName, LifetimeMs, Note, Path, Ports, SandboxName, Services, TtlMs, WaitMs,
 };
 use crate::limits::Limits;
+use crate::service::Hooks;
 
 mod shown;
 
 pub use shown::{
     Cause, Desired, Evidence, Observed, ObservedVia, Phase, PortProbe, Probe, ProbeOutcome, ProviderState, Sandbox,
-    SandboxPolicy, SandboxSpec, Status,
+    SandboxPolicy, SandboxSpec, ServiceProbe, Status,
 };
 
 /// A sandbox to make.
@@ -49,6 +50,10 @@ pub struct CreateSandbox {
     pub network: Network,
     /// Ports that must answer before it is ready (T2).
     pub ports: Ports,
+    /// Long-running commands that must be ready before it is (T2).
+    pub services: Services,
+    /// What is done when it starts, stops, resumes or times out (L14).
+    pub hooks: Hooks,
     /// How long it lives.
     pub policy: CreatePolicy,
     /// How long to wait until it is ready: 0 does not wait, nothing is the server's default.

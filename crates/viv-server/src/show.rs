@@ -16,6 +16,7 @@ use viv_api::sandbox::{
     Cause, Egress, Evidence, KeepAwake, Network, Observed, ObservedVia, ProviderState, Sandbox, SandboxPolicy,
     SandboxSpec, TimelineEntry,
 };
+use viv_api::service::{HookShown, ServiceShown};
 use viv_core::exec::{ExecSpec, ExecStatus};
 use viv_core::lifecycle as core;
 use viv_core::spec as core_spec;
@@ -72,6 +73,7 @@ pub(crate) fn sandbox(view: View, provider: &str) -> Sandbox {
             idle_ms: Some(record.policy.idle_ms),
             hibernate_ms: Some(record.policy.hibernate_ms),
         },
+        services: ServiceShown::all(&record),
         keep_awake: leases.filter_map(|(name, lease)| keep_awake(name, lease)).collect(),
         created_at_ms: record.created_at_ms,
         last_activity_at_ms: Some(record.active_at_ms),
@@ -131,6 +133,7 @@ fn spec(spec: &core_spec::SandboxSpec) -> SandboxSpec {
             },
         },
         ports: spec.ports.clone(),
+        hooks: HookShown::all(&spec.hooks),
     }
 }
 

@@ -5,10 +5,12 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use viv_core::service::{ARGV_MAX, SERVICES_MAX};
 use viv_core::spec::{PAIRS_MAX, PORTS_MAX};
 
-use super::text::{Argument, CommandEnvValue, EnvName, EnvValue, LabelKey, LabelValue};
+use super::text::{Argument, CommandEnvValue, EnvName, EnvValue, LabelKey, LabelValue, Word};
 use super::{BoundError, Port};
+use crate::service::Service;
 
 macro_rules! bounded {
     ($(#[doc = $doc:literal])+ $(#[derive($extra:ident)])? $name:ident($inner:ty, $text:literal), $what:literal, $min:expr, $max:expr, $schema:path) => {
@@ -89,6 +91,17 @@ bounded!(
     "words of a command", 1, 1_024, crate::openapi::list::<Argument>
 );
 bounded!(
+    /// A program and its arguments, kept with a sandbox. The program is looked up in `PATH` when it holds no slash.
+    Words(Vec<Word>, "Vec<Word>"),
+    "words of a command", 1, ARGV_MAX, crate::openapi::list::<Word>
+);
+bounded!(
+    /// Services, each with a name of its own.
+    #[derive(Default)]
+    Services(Vec<Service>, "Vec<Service>"),
+    "services", 0, SERVICES_MAX, crate::openapi::list_of_named::<Service>
+);
+bounded!(
     /// TCP ports inside.
     #[derive(Default)]
     Ports(Vec<Port>, "Vec<Port>"),
@@ -120,6 +133,13 @@ impl Argv {
     /// As plain text, for whoever runs it.
     pub fn to_vec(&self) -> Vec<String> {
         self.0.iter().map(Argument::to_string).collect()
+    }
+}
+
+impl Words {
+    /// As plain text, for whoever runs it.
+    pub fn to_vec(&self) -> Vec<String> {
+        self.0.iter().map(Word::to_string).collect()
     }
 }
 

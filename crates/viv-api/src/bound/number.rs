@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, de};
 use viv_core::Generation;
+use viv_core::hook::HOOK_MS_MAX;
+use viv_core::service::{READY_WITHIN_MS_MAX, RESTART_BACKOFF_MS_MAX, RESTARTS_MAX};
 use viv_core::spec::LIFETIME_MS_MAX;
 
 use super::{BoundError, DAY_MS, NUMBER_MAX};
@@ -224,6 +226,22 @@ number!(
 number!(
     /// A signal's number on Linux.
     Signal, "a signal's number", 1, 64
+);
+number!(
+    /// How long a service may take to become ready, to report in, or to be seen running.
+    ReadyMs, "a time to become ready in milliseconds", 1, READY_WITHIN_MS_MAX
+);
+number!(
+    /// How often a service is started again in a row.
+    Restarts, "a number of restarts", 0, RESTARTS_MAX as u64
+);
+number!(
+    /// The first wait before a service is started again.
+    BackoffMs, "a wait in milliseconds", 0, RESTART_BACKOFF_MS_MAX
+);
+number!(
+    /// How long a hook may take.
+    HookMs, "a hook's deadline in milliseconds", 1, HOOK_MS_MAX
 );
 number!(
     /// Thousandths of one processor.

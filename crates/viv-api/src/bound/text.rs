@@ -171,6 +171,30 @@ text!(
     Argument, "an argument", 0, 131_071, NO_NUL_PATTERN, "without NUL", "echo", has_no_nul
 );
 text!(
+    /// What a service is called in its sandbox.
+    ServiceName, "a service's name", 1, 63, LABEL_PATTERN,
+    "small letters, digits and hyphens, without a hyphen at either end", "web", is_label
+);
+text!(
+    /// A program, or an argument of it, that is kept with a sandbox; longer ones belong into a script.
+    Word, "a word of a command", 0, TEXT_BYTES_MAX, NO_NUL_PATTERN, "without NUL, and at most 4096 bytes long", "serve",
+    |text| has_no_nul(text) && text.len() <= TEXT_BYTES_MAX
+);
+text!(
+    /// To whom a webhook goes: no user and no password in it.
+    WebhookUrl, "a webhook's URL", 8, 2_048, "^https?://[!-?A-~]+$",
+    "http:// or https:// and then visible ASCII characters without @", "https://example.com/hook",
+    |text| {
+        let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+        rest.is_some_and(|rest| !rest.is_empty() && rest.chars().all(|c| c.is_ascii_graphic() && c != '@'))
+    }
+);
+text!(
+    /// With what a webhook is signed. Never told back (S6).
+    HookSecret, "a secret", 16, 1_024, "^[!-~]+$", "visible ASCII characters", "0123456789abcdef0123456789abcdef",
+    |text| text.chars().all(|c| c.is_ascii_graphic())
+);
+text!(
     /// An absolute path inside the sandbox.
     Path, "a path", 1, PATH_BYTES_MAX, "^/[^\\u0000]*$", "absolute, without NUL, and at most 4095 bytes long", "/workspace/main.py",
     |text| text.starts_with('/') && has_no_nul(text) && text.len() <= PATH_BYTES_MAX

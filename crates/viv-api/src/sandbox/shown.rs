@@ -7,6 +7,7 @@ use viv_core::{Generation, SandboxId};
 
 use super::{KeepAwake, Network};
 use crate::limits::Limits;
+use crate::service::{HookShown, ServiceShown};
 
 /// A sandbox as it is shown.
 ///
@@ -44,6 +45,9 @@ pub struct Sandbox {
     pub spec: SandboxSpec,
     /// How long it lives.
     pub policy: SandboxPolicy,
+    /// Its services, and their latest executions.
+    #[serde(default)]
+    pub services: Vec<ServiceShown>,
     /// Keep-awake leases that hold.
     #[serde(default)]
     pub keep_awake: Vec<KeepAwake>,
@@ -214,13 +218,17 @@ pub struct Evidence {
     /// Each port of the spec.
     #[serde(default)]
     pub ports: Vec<PortProbe>,
+    /// Each service of the spec.
+    #[serde(default)]
+    pub services: Vec<ServiceProbe>,
 }
 
 impl Evidence {
     /// When the latest of the checks was made.
     pub fn latest_at_ms(&self) -> Option<u64> {
         let ports = self.ports.iter().map(|port| &port.probe);
-        self.exec.iter().chain(&self.filesystem).chain(ports).map(|probe| probe.checked_at_ms).max()
+        let services = self.services.iter().map(|service| &service.probe);
+        self.exec.iter().chain(&self.filesystem).chain(ports).chain(services).map(|probe| probe.checked_at_ms).max()
     }
 }
 
@@ -247,6 +255,17 @@ pub struct Probe {
 pub struct PortProbe {
     /// Which port.
     pub port: u16,
+    /// What came of it.
+    #[serde(flatten)]
+    pub probe: Probe,
+}
+
+/// The check of one service.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ServiceProbe {
+    /// Which service.
+    pub service: String,
     /// What came of it.
     #[serde(flatten)]
     pub probe: Probe,
@@ -335,6 +354,9 @@ pub struct SandboxSpec {
     pub network: Network,
     /// Ports that must answer before it is ready.
     pub ports: Vec<u16>,
+    /// What is done at moments of its life.
+    #[serde(default)]
+    pub hooks: Vec<HookShown>,
 }
 
 /// How long a sandbox lives. No verb but the one that sets it changes it (L16).

@@ -7,7 +7,7 @@ use viv_api::execution::{Execution, SendSignal, StartExecution, Terminal};
 use viv_api::page::Page;
 use viv_api::path;
 use viv_api::query::{ListExecutions, OfGeneration};
-use viv_core::exec::ExecStatus;
+use viv_core::exec::{ExecSpec, ExecStatus};
 use viv_core::lifecycle::{EntryKind, Phase};
 use viv_core::{ExecutionId, Generation, SandboxId};
 use viv_engine::{EngineError, Handle, Which};
@@ -66,8 +66,16 @@ pub(super) fn tell(table: &mut impl Table) {
 
 /// Whether what a handle holds is frozen, for how its executions are told.
 pub(super) async fn is_frozen(state: &ServerState, handle: &Handle) -> bool {
-    let record = state.engine().store().get(handle.sandbox()).await;
-    record.is_ok_and(|record| record.is_some_and(|record| matches!(record.phase, Phase::Frozen { .. })))
+    let Ok(Some(record)) = state.engine().store().get(handle.sandbox()).await else { return false };
+    // Services are started by the daemon: what they were told to run is known from the record.
+    for service in &record.spec.services {
+        if let Some(run) = record.services.get(&service.name) {
+            let argv = service.argv.clone();
+            let spec = ExecSpec { argv, cwd: service.cwd.clone(), user: service.user.clone(), ..ExecSpec::default() };
+            state.executions().remember(&record.id, &run.execution, &spec, true);
+        }
+    }
+    matches!(record.phase, Phase::Frozen { .. })
 }
 
 fn shown(state: &ServerState, handle: &Handle, status: &ExecStatus, frozen: bool) -> Execution {

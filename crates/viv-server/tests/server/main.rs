@@ -9,4 +9,5 @@ mod lifecycle;
 mod openapi;
 mod private;
 mod schemathesis;
+mod services;
 mod world;

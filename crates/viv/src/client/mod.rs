@@ -31,6 +31,7 @@ mod schedule;
 mod selftest;
 mod session;
 mod show;
+mod spec;
 mod stats;
 mod stop;
 mod table;

@@ -1,17 +1,19 @@
 //! What a new sandbox is to be: options that `create` and `run` share.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use clap::ValueEnum;
 use viv_api::bound::{
     BoundError, Env, EnvName, IdempotencyKey, IdleMs, ImageName, LabelFilter, Labels, LifetimeMs, Path, Port, Ports,
-    SandboxName, WaitMs,
+    SandboxName, Services, WaitMs,
 };
 use viv_api::client::{Change, ClientError};
 use viv_api::sandbox::{CreatePolicy, CreateSandbox, Egress, Network, Sandbox, Status};
+use viv_api::service::Hooks;
 
-use super::Daemon;
 use super::progress::Waiting;
+use super::{Daemon, spec};
 use crate::fail::{FAILED, Failure};
 use crate::local::limits::LimitArgs;
 use crate::text::parse_span;
@@ -24,9 +26,9 @@ pub(super) struct NewArgs {
     /// Its name; a named sandbox is persistent unless said otherwise
     #[arg(long)]
     name: Option<SandboxName>,
-    /// `host` for the machine's own userland, or an image's name
-    #[arg(long, default_value = ImageName::HOST)]
-    image: ImageName,
+    /// `host` for the machine's own userland, or an image's name [default: host]
+    #[arg(long)]
+    image: Option<ImageName>,
     /// A label; `agent` says which kind of agent uses it, and is shown in lists
     #[arg(long, short, value_name = "KEY=VALUE")]
     label: Vec<LabelFilter>,
@@ -36,12 +38,21 @@ pub(super) struct NewArgs {
     /// Where commands start; made if it is not there
     #[arg(long, value_name = "PATH")]
     workdir: Option<Path>,
-    /// Whom those inside may talk to
-    #[arg(long, value_enum, default_value_t = EgressArg::None)]
-    egress: EgressArg,
+    /// Whom those inside may talk to [default: none]
+    #[arg(long, value_enum)]
+    egress: Option<EgressArg>,
     /// A port that must answer before it is ready
     #[arg(long, value_name = "PORT")]
     port: Vec<Port>,
+    /// A long-running command, run by a shell, that must be ready before the sandbox is
+    #[arg(long, value_name = "NAME=COMMAND")]
+    service: Vec<String>,
+    /// What shows that a service is ready: a port that accepts, or a command that exits with 0
+    #[arg(long, value_name = "NAME=PORT|COMMAND")]
+    ready: Vec<String>,
+    /// A file with the body of a create, as JSON, or as TOML if it is called so; options go over it
+    #[arg(long, value_name = "FILE")]
+    spec: Option<PathBuf>,
     /// Time to its hard deadline, such as 30m or 8h; an hour when not said
     #[arg(long, value_name = "SPAN", value_parser = parse_span)]
     lifetime: Option<u64>,
@@ -73,23 +84,47 @@ impl NewArgs {
             idle_ms: self.idle.map(IdleMs::new).transpose().map_err(wrong)?,
             hibernate_ms: self.hibernate.map(IdleMs::new).transpose().map_err(wrong)?,
         };
-        Ok(CreateSandbox {
+        let file = self.spec.as_deref().map(spec::read).transpose()?;
+        // What is not said must not go over what a file says.
+        let (image_said, egress_said) = (self.image.is_some(), self.egress.is_some());
+        let request = CreateSandbox {
             name: self.name,
-            image: self.image,
+            image: self.image.unwrap_or_default(),
             labels: Labels::new(labels).map_err(wrong)?,
             env: Env::new(variables(&self.env)?).map_err(wrong)?,
             workdir: self.workdir,
             limits: self.limits.try_into().map_err(wrong)?,
             network: Network {
                 egress: match self.egress {
-                    EgressArg::None => Egress::None,
-                    EgressArg::All => Egress::All,
+                    None | Some(EgressArg::None) => Egress::None,
+                    Some(EgressArg::All) => Egress::All,
                 },
             },
             ports: Ports::new(self.port).map_err(wrong)?,
+            services: Services::new(spec::services(&self.service, &self.ready)?).map_err(wrong)?,
+            hooks: Hooks::default(),
             policy,
-            wait_ms: Some(WaitMs::new(wait_ms.unwrap_or(WAIT_MS)).map_err(wrong)?),
-        })
+            wait_ms: wait_ms.map(WaitMs::new).transpose().map_err(wrong)?,
+        };
+        let mut request = match (file, &self.spec) {
+            (Some(mut file), Some(path)) => {
+                let fields = file.as_object_mut();
+                let (image, egress) = fields
+                    .map_or((None, None), |fields| (fields.get("image").cloned(), fields.get("network").cloned()));
+                let mut all = spec::over(file, &request, path)?;
+                // What is not said on the command line is as the file says it.
+                if let (Some(image), false) = (image, image_said) {
+                    all.image = serde_json::from_value(image)?;
+                }
+                if let (Some(network), false) = (egress, egress_said) {
+                    all.network = serde_json::from_value(network)?;
+                }
+                all
+            }
+            (_, _) => request,
+        };
+        request.wait_ms = request.wait_ms.or(Some(WaitMs::new(WAIT_MS).map_err(wrong)?));
+        Ok(request)
     }
 }
 

@@ -135,6 +135,17 @@ fn evidence(sandbox: &Sandbox, now_ms: u64, facts: &mut Facts) {
     for port in &sandbox.evidence.ports {
         facts.add(&format!("port {}", port.port), line(Some(&port.probe)));
     }
+    for service in &sandbox.services {
+        let probe = sandbox.evidence.services.iter().find(|probe| probe.service == service.name);
+        let mut text = line(probe.map(|probe| &probe.probe));
+        if let Some(execution) = &service.execution {
+            text = format!("{text}, as {execution}");
+        }
+        if service.restarts > 0 {
+            text = format!("{text}, started again {} times", service.restarts);
+        }
+        facts.add(&format!("service {}", service.name), text);
+    }
 }
 
 /// A word of the API as it writes it.
