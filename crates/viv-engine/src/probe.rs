@@ -104,7 +104,7 @@ impl Inner {
     /// no news: taken for some, it would be verified and lost again for ever, with a line in the journal each time (T7).
     pub(crate) async fn answers_again(self: &Arc<Self>, record: &Sandbox) -> Result<bool, EngineError> {
         let evidence = self.probe(record, record.generation).await?;
-        let answers = evidence.finding_with(&record.spec.ports) == Some(Finding::Ok);
+        let answers = evidence.finding_for(&record.spec) == Some(Finding::Ok);
         self.knowledge.set_quiet(&record.id, !answers, self.clock.now_ms());
         Ok(answers)
     }
