@@ -12,7 +12,7 @@ use viv_api::query::ListSandboxes;
 use viv_api::sandbox::CreateSandbox;
 use viv_core::lifecycle::{Actor, Moment, NewSandbox, Phase, Sandbox, Timings};
 use viv_core::spec::{Policy, Project, SandboxSpec};
-use viv_core::{FencingToken, SandboxId};
+use viv_core::SandboxId;
 use viv_store::{Change, NewLine, Owner, SqliteStore, Store};
 
 mod common;
@@ -130,7 +130,7 @@ fn over() -> Change {
         labels: [("team".to_owned(), "bench".to_owned())].into(),
         by: Actor::part("bench"),
     };
-    let mut sandbox = Sandbox::create(new, FencingToken(0), Moment { now_ms, timings: &timings });
+    let mut sandbox = Sandbox::create(new, Moment { now_ms, timings: &timings });
     sandbox.phase = Phase::Stopped;
     sandbox.desired = viv_core::lifecycle::Desired::Gone;
     let line = NewLine {

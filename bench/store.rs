@@ -174,7 +174,7 @@ async fn reads(folder: &Path) {
     })
     .await;
     row("a create with its quota counted, synced", async || {
-        let quota = Some(Quota { total_max: u64::MAX, project_max: u64::MAX });
+        let quota = Some(Quota::of(u64::MAX, u64::MAX));
         store.commit(epoch, viv_store::Change { quota, ..change(&sandbox(1)) }).await.unwrap();
     })
     .await;
