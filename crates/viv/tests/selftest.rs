@@ -107,6 +107,8 @@ const STEPS: &[&str] = &[
     "file",
     "exec",
     "listing",
+    "freeze",
+    "thaw",
     "hibernate",
     "resume",
     "file",

@@ -64,6 +64,8 @@ impl<'a> Round<'a> {
         let id = &made.id;
         telling.step("copy in", || self.copy_in(id))?;
         self.look(telling, id)?;
+        telling.step("freeze", || self.freeze(id))?;
+        telling.step("thaw", || self.thaw(id, made.generation))?;
         let stopped = telling.step("hibernate", || self.hibernate(id))?;
         telling.step("resume", || self.resume(id, stopped.generation))?;
         self.look(telling, id)?;
@@ -144,6 +146,20 @@ impl<'a> Round<'a> {
             entry.path
         );
         Ok(((), String::new()))
+    }
+
+    fn freeze(&self, id: &SandboxId) -> Step<()> {
+        let frozen = self.patient.freeze(id)?;
+        ensure!(frozen.phase == Phase::Frozen, "{id} is {}", frozen.status);
+        ensure!(self.patient.is_refused(id)?, "a command runs in what is frozen");
+        Ok(((), String::new()))
+    }
+
+    /// The same instance goes on (T5), and is probed before it is called ready (T4).
+    fn thaw(&mut self, id: &SandboxId, before: Generation) -> Step<()> {
+        self.patient.thaw(id)?;
+        self.ready(id, before)?;
+        self.exec(id)
     }
 
     fn hibernate(&self, id: &SandboxId) -> Step<Sandbox> {

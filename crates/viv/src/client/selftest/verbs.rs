@@ -10,7 +10,7 @@ use viv_api::diagnosis::Diagnosis;
 use viv_api::execution::{ExecutionState, OutputLine, StartExecution};
 use viv_api::file::FileListing;
 use viv_api::query::{ListSandboxes, ReadFile, WriteFile};
-use viv_api::sandbox::{CreateSandbox, EnsureSandbox, Sandbox, StopSandbox};
+use viv_api::sandbox::{CreateSandbox, EnsureSandbox, RestSandbox, Sandbox};
 use viv_core::SandboxId;
 
 use super::patient::Patient;
@@ -29,6 +29,10 @@ type Asked<T> = Result<T, ClientError>;
 
 fn wait() -> Option<WaitMs> {
     Some(WaitMs::nearest(WAIT_MS))
+}
+
+fn rest() -> RestSandbox {
+    RestSandbox { wait_ms: wait() }
 }
 
 impl Patient<'_> {
@@ -67,8 +71,16 @@ impl Patient<'_> {
         self.change("creating", |client| client.create(&request, Some(&key)))
     }
 
+    pub(super) fn freeze(&self, id: &SandboxId) -> anyhow::Result<Sandbox> {
+        self.change_of("freezing", id, |sandbox| sandbox.freeze(&rest()))
+    }
+
+    pub(super) fn thaw(&self, id: &SandboxId) -> anyhow::Result<Sandbox> {
+        self.change_of("thawing", id, |sandbox| sandbox.thaw(&rest()))
+    }
+
     pub(super) fn hibernate(&self, id: &SandboxId) -> anyhow::Result<Sandbox> {
-        self.change_of("hibernating", id, |sandbox| sandbox.stop(&StopSandbox { wait_ms: wait() }))
+        self.change_of("hibernating", id, |sandbox| sandbox.hibernate(&rest()))
     }
 
     pub(super) fn resume(&self, id: &SandboxId) -> anyhow::Result<Sandbox> {
