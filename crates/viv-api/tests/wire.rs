@@ -176,7 +176,7 @@ fn every_status_is_one_word_both_ways() {
         assert_eq!(serde_json::to_value(status).unwrap(), status.as_str());
         assert_eq!(status.as_str().parse::<Status>().unwrap(), status);
     }
-    assert_eq!(Status::ALL.len(), 12);
+    assert_eq!(Status::ALL.len(), 13);
     assert!("Ready".parse::<Status>().is_err());
 }
 

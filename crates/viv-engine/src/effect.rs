@@ -3,7 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use viv_core::lifecycle::{Effect, Failure, FailureKind, Observed, Outcome, Sandbox, Seen, Work};
+use viv_core::exec::ExecState;
+use viv_core::lifecycle::{
+    Actor, Effect, Failure, FailureKind, HIBERNATED, LOST_EXECUTIONS_MAX, LostExecution, Observed, Outcome, Phase,
+    Sandbox, Seen, Work,
+};
 use viv_core::{Generation, SnapshotId};
 use viv_provider::{
     InstanceRef, InstanceSpec, InstanceState, Mutation, Observation, ObservedVia, PageRequest, ProviderError,
@@ -82,6 +86,7 @@ impl Inner {
             }
             Effect::Clear { generation } => {
                 self.before_stop(record, *generation, work).await;
+                self.remember_executions(record, *generation).await?;
                 self.clear(record, &mutation(*generation, budgets.clear)).await
             }
         };
@@ -145,6 +150,65 @@ impl Inner {
             return failed(error);
         }
         Outcome::Cleared
+    }
+
+    /// What ran in an instance that is removed, and another one may follow, is remembered as lost: it does not run any
+    /// more, and is told so (X5). What cannot be asked is not waited for.
+    async fn remember_executions(
+        self: &Arc<Self>,
+        record: &Sandbox,
+        generation: Generation,
+    ) -> Result<(), EngineError> {
+        let saved = match &record.phase {
+            Phase::Hibernating { .. } => true,
+            Phase::Provisioning { .. } | Phase::Resuming { .. } => false,
+            Phase::Verifying { .. }
+            | Phase::Ready
+            | Phase::Frozen { .. }
+            | Phase::Hibernated { .. }
+            | Phase::Lost
+            | Phase::Failed { .. }
+            | Phase::Stopping { .. }
+            | Phase::Stopped => return Ok(()),
+        };
+        let instance = InstanceRef { sandbox: record.id.clone(), generation };
+        let asked = self.call(&record.id, self.config.budgets.probe, self.provider.executions(&instance)).await;
+        let now_ms = self.clock.now_ms();
+        let lost = asked.unwrap_or_default().into_iter().filter_map(|mut status| {
+            let cause = match (&status.state, saved) {
+                (ExecState::Running | ExecState::Lost { .. }, true) => HIBERNATED.to_owned(),
+                (ExecState::Lost { cause }, false) => cause.clone(),
+                (ExecState::Running, false) => record.cause.cause.code().to_owned(),
+                (
+                    ExecState::Exited { .. }
+                    | ExecState::Signalled { .. }
+                    | ExecState::OomKilled
+                    | ExecState::Failed { .. }
+                    | ExecState::Cancelled
+                    | ExecState::TimedOut,
+                    _,
+                ) => return None,
+            };
+            status.state = ExecState::Lost { cause };
+            status.ended_at_ms = status.ended_at_ms.or(Some(now_ms));
+            status.pid = None;
+            Some(LostExecution { generation, status })
+        });
+        let lost: Vec<LostExecution> = lost.collect();
+        let remembered = self.amend(&record.id, |record| {
+            let known = &record.lost_executions;
+            let new: Vec<LostExecution> =
+                lost.iter().filter(|one| known.iter().all(|known| known.status.id != one.status.id)).cloned().collect();
+            if new.is_empty() {
+                return None;
+            }
+            let data = serde_json::json!({ "executions": new.iter().map(|one| &one.status.id).collect::<Vec<_>>() });
+            record.lost_executions.extend(new);
+            let surplus = record.lost_executions.len().saturating_sub(LOST_EXECUTIONS_MAX);
+            record.lost_executions.drain(..surplus);
+            Some(crate::journal::noted(record, "sandbox.executions_lost", Actor::part("engine"), now_ms, data))
+        });
+        remembered.await.map(drop)
     }
 
     /// What a deleted sandbox had saved goes with it, unless others were made from it (L11).

@@ -46,7 +46,7 @@ pub use phase::{FreezeStep, HibernateStep, MakeStep, Phase, PhaseName, ResumeSte
 pub use status::{EVIDENCE_MS_MAX, Status, status};
 pub use step::{Accepted, Denial, Happened, Ignored, Stepped, step};
 
-use crate::exec::ExecStatus;
+use crate::exec::{ExecState, ExecStatus};
 use crate::hook::HookPoint;
 use crate::id::{Generation, OperationId, SandboxId, SnapshotId};
 use crate::service::ServiceRun;
@@ -119,6 +119,9 @@ pub struct LostExecution {
     #[serde(flatten)]
     pub status: ExecStatus,
 }
+
+/// Why a command is lost that ran when its sandbox was saved without its memory (X5).
+pub const HIBERNATED: &str = "hibernated";
 
 /// Most commands that are remembered as lost; the oldest are forgotten.
 pub const LOST_EXECUTIONS_MAX: usize = 32;
@@ -367,6 +370,17 @@ impl Sandbox {
     /// What the next instance is made from, if anything was saved.
     fn made_from(&self) -> Option<SnapshotId> {
         self.sealed.clone().or_else(|| self.saved.clone())
+    }
+
+    /// An execution of its current instance as it stands by this record: what is being saved runs no more, from the
+    /// moment on in which that was decided (X5).
+    pub fn execution(&self, mut status: ExecStatus) -> ExecStatus {
+        if status.state == ExecState::Running && self.phase.name() == PhaseName::Hibernating {
+            status.state = ExecState::Lost { cause: HIBERNATED.to_owned() };
+            status.ended_at_ms = Some(self.phase_since_ms);
+            status.pid = None;
+        }
+        status
     }
 
     /// Names the next operation and gives it this long.

@@ -8,7 +8,7 @@ use viv_api::page::Page;
 use viv_api::path;
 use viv_api::query::{ListExecutions, OfGeneration};
 use viv_core::exec::{ExecSpec, ExecStatus};
-use viv_core::lifecycle::{EntryKind, Phase};
+use viv_core::lifecycle::{EntryKind, LostExecution, Phase};
 use viv_core::{ExecutionId, Generation, SandboxId};
 use viv_engine::{EngineError, Handle, Which};
 use viv_provider::ProviderError;
@@ -134,8 +134,7 @@ async fn woken(state: &ServerState, target: &Target, sandbox: SandboxId) -> Answ
 }
 
 async fn list(State(state): State<ServerState>, target: Target, Query(query): Query<ListExecutions>) -> Answer {
-    let generation = target.generation(&state, query.generation).await?;
-    let handle = state.engine().look_into(&target.project, &target.which, generation).await?;
+    let record = target.record(&state, query.generation).await?;
     let after = match &query.cursor {
         None => None,
         Some(cursor) => {
@@ -145,17 +144,28 @@ async fn list(State(state): State<ServerState>, target: Target, Query(query): Qu
             Some(parsed.ok_or_else(wrong)?)
         }
     };
-    let place = |status: &ExecStatus| -> (u64, ExecutionId) { (status.started_at_ms, status.id.clone()) };
-    let mut all = handle.executions().await?;
+    let place = |one: &LostExecution| -> (u64, ExecutionId) { (one.status.started_at_ms, one.status.id.clone()) };
+    let mut all = record.lost_executions.clone();
+    match state.engine().look_into(&target.project, &target.which, Some(record.generation)).await {
+        Ok(handle) => {
+            let generation = handle.generation();
+            let current = handle.executions().await?.into_iter();
+            all.retain(|lost| lost.generation != generation);
+            all.extend(current.map(|status| LostExecution { generation, status: record.execution(status) }));
+        }
+        // What ran when it was saved is all that there is to tell (X5).
+        Err(EngineError::NotRunning { .. }) if !all.is_empty() => {}
+        Err(error) => return Err(error.into()),
+    }
     all.sort_by_key(place);
     let limit = page_limit(query.limit);
-    let mut rest = all.iter().filter(|status| after.as_ref().is_none_or(|after| place(status) > *after));
-    let part: Vec<&ExecStatus> = rest.by_ref().take(limit).collect();
+    let mut rest = all.iter().filter(|one| after.as_ref().is_none_or(|after| place(one) > *after));
+    let part: Vec<&LostExecution> = rest.by_ref().take(limit).collect();
     let more = rest.next().is_some();
-    let next = part.last().filter(|_| more).map(|last| format!("{}.{}", last.started_at_ms, last.id));
-    let frozen = is_frozen(&state, &handle).await;
-    let items = part.into_iter().map(|status| shown(&state, &handle, status, frozen)).collect();
-    Ok(show::ok(&Page { items, next }))
+    let next = part.last().filter(|_| more).map(|last| format!("{}.{}", last.status.started_at_ms, last.status.id));
+    let frozen = matches!(record.phase, Phase::Frozen { .. });
+    let items = part.into_iter().map(|one| show::execution(&state, &record.id, one.generation, &one.status, frozen));
+    Ok(show::ok(&Page { items: items.collect(), next }))
 }
 
 async fn get(
@@ -164,11 +174,15 @@ async fn get(
     params: Params,
     Query(query): Query<OfGeneration>,
 ) -> Answer {
-    let execution = params.get("execution")?;
-    let generation = target.generation(&state, query.generation).await?;
-    let handle = state.engine().look_into(&target.project, &target.which, generation).await?;
-    let status = handle.execution(&execution).await?;
-    let frozen = is_frozen(&state, &handle).await;
+    let execution: ExecutionId = params.get("execution")?;
+    let record = target.record(&state, query.generation).await?;
+    // What ran when it was saved is remembered, and told also while there is no instance (X5).
+    if let Some(lost) = record.lost_executions.iter().find(|lost| lost.status.id == execution) {
+        return Ok(show::ok(&show::execution(&state, &record.id, lost.generation, &lost.status, false)));
+    }
+    let handle = state.engine().look_into(&target.project, &target.which, Some(record.generation)).await?;
+    let status = record.execution(handle.execution(&execution).await?);
+    let frozen = matches!(record.phase, Phase::Frozen { .. });
     Ok(show::ok(&shown(&state, &handle, &status, frozen)))
 }
 
