@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use viv_api::query::ListSandboxes;
 use viv_api::sandbox::CreateSandbox;
+use viv_core::SandboxId;
 use viv_core::lifecycle::{Actor, Moment, NewSandbox, Phase, Sandbox, Timings};
 use viv_core::spec::{Policy, Project, SandboxSpec};
-use viv_core::SandboxId;
 use viv_store::{Change, NewLine, Owner, SqliteStore, Store};
 
 mod common;

@@ -17,9 +17,9 @@ pub use number::{
     Processes, ReadyMs, Restarts, Sequence, Signal, TerminalSide, TtlMs, WaitMs,
 };
 pub use text::{
-    Argument, CommandEnvValue, ComponentName, CronText, Cursor, EnvName, EnvValue, FileMode, HookSecret, IdempotencyKey,
-    ImageName, KeyId, KeyName, LabelKey, LabelValue, LeaseName, Named, Note, Path, ProjectName, SandboxName, SandboxRef,
-    ScheduleRef, ServiceName, UserName, WebhookUrl, Word, ZoneName,
+    Argument, CommandEnvValue, ComponentName, CronText, Cursor, EnvName, EnvValue, FileMode, HookSecret,
+    IdempotencyKey, ImageName, KeyId, KeyName, LabelKey, LabelValue, LeaseName, Named, Note, Path, ProjectName,
+    SandboxName, SandboxRef, ScheduleRef, ServiceName, UserName, WebhookUrl, Word, ZoneName,
 };
 
 /// The largest whole number that every reader of JSON takes exactly (2^53 - 1).

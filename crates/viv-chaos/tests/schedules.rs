@@ -71,7 +71,8 @@ impl Place {
         let mut record = self.engine.wait_settled(&id, MINUTE).await.unwrap().sandbox;
         assert!(matches!(record.phase, Phase::Hibernated { .. }), "{record:?}");
         (record.held, record.held_by, record.version) = (false, None, record.version + 1);
-        let change = Change { sandbox: record, lines: Vec::new(), idempotency: None, quota: None };
+        let change =
+            Change { sandbox: record, lines: Vec::new(), idempotency: None, quota: None, unused_since_ms: None };
         self.store.commit(self.epoch, change).await.unwrap();
         id
     }
