@@ -60,7 +60,7 @@ impl Place {
             project: Project::default(),
             name: Some("box".parse().unwrap()),
             spec: SandboxSpec::default(),
-            policy: Policy { persistent: true, lifetime_ms: 3_600_000, idle_ms: 900_000 },
+            policy: Policy { persistent: true, lifetime_ms: 3_600_000, idle_ms: 900_000, hibernate_ms: 900_000 },
             labels: BTreeMap::new(),
             by: Actor::part("test"),
             key: None,
