@@ -3,14 +3,15 @@
 //! A nested cargo with a target folder of its own: cargo has no stable way to
 //! depend on another package's binary with other flags.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::{env, fs};
 
 fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let target = env::var("TARGET").expect("cargo sets TARGET");
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    // Asked for when it runs: a build folder that was copied would otherwise build the agent of where it came from.
+    let workspace = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("../..");
     let of_agent = ["src", "build.rs", "seccomp", "Cargo.toml"].map(|name| format!("crates/viv-agent/{name}"));
     for watched in of_agent.iter().map(String::as_str).chain(["crates/viv-core/src", "Cargo.lock"]) {
         println!("cargo::rerun-if-changed={}", workspace.join(watched).display());
