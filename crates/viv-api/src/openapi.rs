@@ -93,7 +93,7 @@ impl ToSchema for sandbox::ExtendSandbox {
     }
 }
 
-impl PartialSchema for service::Ready {
+impl PartialSchema for service::ReadyWhen {
     fn schema() -> RefOr<Schema> {
         let choice = OneOfBuilder::new()
             .description(Some("What shows that a service is ready: exactly one of these. Its execution has to run."))
@@ -105,7 +105,7 @@ impl PartialSchema for service::Ready {
     }
 }
 
-impl ToSchema for service::Ready {}
+impl ToSchema for service::ReadyWhen {}
 
 impl PartialSchema for service::HookRun {
     fn schema() -> RefOr<Schema> {

@@ -33,7 +33,7 @@ pub struct Service {
     pub user: Option<UserName>,
     /// What shows that it is ready; having run for a second when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ready: Option<Ready>,
+    pub ready: Option<ReadyWhen>,
     /// How long it may take to become ready; half a minute when absent. What takes longer is ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready_within_ms: Option<ReadyMs>,
@@ -48,7 +48,7 @@ pub struct Service {
 /// What shows that a service is ready: exactly one of these. Its execution has to run, whatever it is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Ready {
+pub enum ReadyWhen {
     /// This TCP port accepts.
     Port(Port),
     /// This command exits with 0. It is run again and again, so it should change nothing.
@@ -98,7 +98,7 @@ pub struct Nudge {
     pub within_ms: Option<ReadyMs>,
     /// How it reports in; by being ready when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reports: Option<Ready>,
+    pub reports: Option<ReadyWhen>,
     /// Whether it is nudged after a thaw too.
     #[serde(default)]
     pub on_thaw: bool,

@@ -147,14 +147,16 @@ fn a_sandbox_shows_what_scripts_rely_on() {
             "exec": {"outcome": "ok", "checked_at_ms": 5, "took_ms": 3, "message": null, "path": "provider:local"},
             "filesystem": null,
             "ports": [{"port": 80, "outcome": "timeout", "checked_at_ms": 9, "took_ms": 3, "message": null, "path": "p"}],
+            "services": [],
         },
         "observed": {"provider_state": "running", "end_cause": null, "via": "supervisor", "at_ms": 6},
         "observed_at": 9, "labels": {},
         "spec": {
             "image": "host", "workdir": "/workspace", "env_names": ["A"], "limits": {}, "network": {"egress": "none"},
-            "ports": [80],
+            "ports": [80], "hooks": [],
         },
         "policy": {"persistent": false, "lifetime_ms": 1, "idle_ms": null, "hibernate_ms": null},
+        "policy": {"persistent": false, "lifetime_ms": 1, "idle_ms": null}, "services": [],
         "keep_awake": [], "created_at_ms": 1, "last_activity_at_ms": null, "expires_at_ms": null,
         "executions_running": 0, "deleted": false, "version": 1,
     });

@@ -8,18 +8,18 @@ use viv_core::service::{
 
 use crate::bound::{Path, ReadyMs, UserName};
 use crate::service::{
-    Hook, HookRun, HookShown, Hooks, OnFailure, Ready, Restart, RestartPolicy, Service, ServiceShown,
+    Hook, HookRun, HookShown, Hooks, OnFailure, ReadyWhen, Restart, RestartPolicy, Service, ServiceShown,
 };
 
 /// How long a service has to run when nothing else shows that it is ready.
 const RUNS_MS_DEFAULT: u64 = 1_000;
 
-impl From<&Ready> for Readiness {
-    fn from(ready: &Ready) -> Self {
+impl From<&ReadyWhen> for Readiness {
+    fn from(ready: &ReadyWhen) -> Self {
         match ready {
-            Ready::Port(port) => Self::Port { port: port.get() as u16 },
-            Ready::Command(argv) => Self::Command { argv: argv.to_vec() },
-            Ready::RunsMs(ms) => Self::Runs { ms: ms.get() },
+            ReadyWhen::Port(port) => Self::Port { port: port.get() as u16 },
+            ReadyWhen::Command(argv) => Self::Command { argv: argv.to_vec() },
+            ReadyWhen::RunsMs(ms) => Self::Runs { ms: ms.get() },
         }
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 use viv_api::bound::{BoundError, Env, Port, ServiceName, Word, Words};
 use viv_api::sandbox::CreateSandbox;
-use viv_api::service::{Ready, Restart, Service};
+use viv_api::service::{ReadyWhen, Restart, Service};
 
 use super::new::wrong;
 use crate::fail::Failure;
@@ -98,8 +98,8 @@ pub(super) fn services(services: &[String], readies: &[String]) -> Result<Vec<Se
                 .hint("--service NAME=COMMAND --ready NAME=PORT")
         })?;
         service.ready = Some(match how.parse::<u64>() {
-            Ok(port) => Ready::Port(Port::new(port).map_err(wrong)?),
-            Err(_) => Ready::Command(shell(how).map_err(wrong)?),
+            Ok(port) => ReadyWhen::Port(Port::new(port).map_err(wrong)?),
+            Err(_) => ReadyWhen::Command(shell(how).map_err(wrong)?),
         });
     }
     Ok(all)
@@ -141,8 +141,8 @@ mod tests {
         let all =
             services(&words(&["web=serve --port 80", "job=sleep 5"]), &words(&["web=80", "job=test -e x"])).unwrap();
         assert_eq!(all[0].argv.to_vec(), ["sh", "-c", "serve --port 80"]);
-        assert_eq!(all[0].ready, Some(Ready::Port(Port::new(80).unwrap())));
-        assert!(matches!(all[1].ready, Some(Ready::Command(_))));
+        assert_eq!(all[0].ready, Some(ReadyWhen::Port(Port::new(80).unwrap())));
+        assert!(matches!(all[1].ready, Some(ReadyWhen::Command(_))));
         assert!(services(&words(&["web"]), &[]).is_err());
         assert!(services(&[], &words(&["web=80"])).is_err());
     }
