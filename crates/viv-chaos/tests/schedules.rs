@@ -332,3 +332,35 @@ fn l17_run_now_runs_once_and_is_refused_while_it_runs() {
         assert_eq!(place.ran(&id).await, 1);
     });
 }
+
+/// A suspend that arrives during a resume waits for it: the two never cross.
+#[test]
+fn l21_a_drain_that_arrives_during_a_resume_waits_for_it() {
+    paused(async {
+        let mut place = Place::new(None).await;
+        let id = place.asleep().await;
+        let before = *place.store.tail().borrow();
+        place.engine.ensure(&id, EntryKind::Ensure, Actor::part("user")).await.unwrap();
+        assert!(matches!(place.phase(&id).await, Phase::Resuming { .. }));
+        place.engine.drain(MINUTE, Actor::part("admin")).await.unwrap();
+        // It holds over a daemon that dies, and nothing new is taken.
+        place.restart(Duration::from_secs(1)).await;
+        let refused = place.engine.ensure(&id, EntryKind::Ensure, Actor::part("user")).await;
+        assert!(matches!(refused, Err(EngineError::Draining)), "{refused:?}");
+        tokio::time::sleep(MINUTE).await;
+        let status = place.engine.drain_status().await.unwrap();
+        assert!(status.is_drained(), "{status:?}");
+        let lines = place.store.journal(before, &JournalFilter::default(), 1_000).await.unwrap();
+        let moves: Vec<_> =
+            lines.iter().filter_map(|line| line.line.to).map(viv_core::lifecycle::PhaseName::as_str).collect();
+        assert_eq!(moves, ["resuming", "verifying", "ready", "hibernating", "hibernated"]);
+        // What is due meanwhile is left out, and nobody was held by it.
+        let schedule = place.every_five(&id, append(), MissedRuns::Skip).await;
+        tokio::time::sleep(MINUTE * 5).await;
+        let kept = place.schedule(&schedule).await;
+        assert_eq!(kept.last.unwrap().outcome, RunOutcome::Skipped { why: SkipReason::Draining });
+        place.engine.undrain(Actor::part("admin")).await.unwrap();
+        tokio::time::sleep(MINUTE * 5).await;
+        assert_eq!(place.schedule(&schedule).await.runs, 1);
+    });
+}
