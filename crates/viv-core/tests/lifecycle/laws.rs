@@ -148,8 +148,8 @@ fn generation(before: &Sandbox, event: &Event, accepted: &Accepted) {
             matches!(event, Event::Done { outcome: Outcome::Cleared, .. })
         }
         Phase::Provisioning { step: MakeStep::Make, .. }
-        | Phase::Resuming { step: ResumeStep::Seal | ResumeStep::Make, .. } => false,
-        Phase::Verifying { .. }
+        | Phase::Resuming { step: ResumeStep::Seal | ResumeStep::Make, .. }
+        | Phase::Verifying { .. }
         | Phase::Ready
         | Phase::Frozen { .. }
         | Phase::Hibernating { .. }

@@ -118,11 +118,11 @@ impl World {
                 self.now_ms = self.now_ms.max(self.sandbox.idle_at_ms(*freezes).unwrap_or(0));
                 self.hear(&Event::Idle { freezes: *freezes });
             }
-            Act::Freeze => self.ask(Event::Freeze { by: user() }),
-            Act::Thaw => self.ask(Event::Thaw { by: user() }),
-            Act::Hibernate => self.ask(Event::Hibernate { by: user() }),
-            Act::RetrySave => self.ask(Event::RetrySave { by: user() }),
-            Act::Discard => self.ask(Event::Discard { by: user() }),
+            Act::Freeze => self.ask(&Event::Freeze { by: user() }),
+            Act::Thaw => self.ask(&Event::Thaw { by: user() }),
+            Act::Hibernate => self.ask(&Event::Hibernate { by: user() }),
+            Act::RetrySave => self.ask(&Event::RetrySave { by: user() }),
+            Act::Discard => self.ask(&Event::Discard { by: user() }),
             Act::Perform(fate) => self.perform(fate),
             Act::LateRequest(which) => {
                 if !self.requests.is_empty() {
@@ -160,10 +160,10 @@ impl World {
     }
 
     /// A verb that is refused where it makes no sense, and always once it is gone.
-    fn ask(&mut self, event: Event) {
-        let answer = step_at(&self.sandbox, &event, self.now_ms);
+    fn ask(&mut self, event: &Event) {
+        let answer = step_at(&self.sandbox, event, self.now_ms);
         assert_eq!(answer == Stepped::Denied(Denial::Gone), self.promised.gone, "{event:?} in {:?}", self.sandbox);
-        self.hear(&event);
+        self.hear(event);
     }
 
     fn enter(&mut self, kind: EntryKind) {

@@ -161,14 +161,14 @@ fn l9_hibernated_by_hand_is_woken_by_traffic_and_stopped_is_not() {
 }
 
 /// Its save has failed once.
-fn save_failed(before: Sandbox) -> Sandbox {
-    let saving = after(&before, &stop(), NOW_MS);
+fn save_failed(before: &Sandbox) -> Sandbox {
+    let saving = after(before, &stop(), NOW_MS);
     after(&saving, &done(&saving, failed(FailureKind::Failed)), NOW_MS)
 }
 
 #[test]
 fn l10_a_save_that_failed_is_tried_again_at_once_when_somebody_says_so() {
-    let one = save_failed(ready(true));
+    let one = save_failed(&ready(true));
     let wait_ms = outstanding(&one).expect("the save").1.retry_at_ms;
     assert!(wait_ms > NOW_MS);
     let again = after(&one, &Event::RetrySave { by: user() }, NOW_MS);
@@ -188,7 +188,7 @@ fn l10_a_save_that_failed_is_tried_again_at_once_when_somebody_says_so() {
 fn l10_what_is_discarded_is_as_it_was_saved_before_or_is_made_anew() {
     let discard = Event::Discard { by: user() };
     // Nothing was ever saved.
-    let clearing = after(&save_failed(ready(true)), &discard, NOW_MS);
+    let clearing = after(&save_failed(&ready(true)), &discard, NOW_MS);
     assert_eq!((effect(&clearing).code(), &clearing.cause.cause), ("clear", &Cause::UserDiscard));
     let gone = after(&clearing, &done(&clearing, Outcome::Cleared), NOW_MS);
     assert_eq!((gone.phase.name(), gone.due_at_ms(), &gone.cause.by), (PhaseName::Failed, None, &user()));
@@ -197,7 +197,7 @@ fn l10_what_is_discarded_is_as_it_was_saved_before_or_is_made_anew() {
     // It was saved before: that is what there is.
     let mut one = ready(true);
     one.saved = Some("snp_before".parse().expect("an id"));
-    let clearing = after(&save_failed(one), &discard, NOW_MS);
+    let clearing = after(&save_failed(&one), &discard, NOW_MS);
     let rested = after(&clearing, &done(&clearing, Outcome::Cleared), NOW_MS);
     assert_eq!(rested.phase, Phase::Hibernated { snapshot: "snp_before".parse().expect("an id") });
     assert_eq!(rested.cause.cause, Cause::UserDiscard);
