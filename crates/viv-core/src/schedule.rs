@@ -396,6 +396,7 @@ mod tests {
     const MINUTE_MS: u64 = 60_000;
 
     /// Every five minutes.
+    #[expect(clippy::unnecessary_wraps, reason = "others end")]
     fn fives(after_ms: u64) -> Option<u64> {
         Some((after_ms / (5 * MINUTE_MS) + 1) * 5 * MINUTE_MS)
     }

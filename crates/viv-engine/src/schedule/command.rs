@@ -155,8 +155,8 @@ impl Engine {
             check_command(command)?;
         }
         let changed = inner.amend_schedule(id, |schedule, now_ms| {
-            schedule.cron = expression.as_str().to_owned();
-            schedule.zone = zone.name().to_owned();
+            expression.as_str().clone_into(&mut schedule.cron);
+            zone.name().clone_into(&mut schedule.zone);
             if let Some(command) = &change.command {
                 schedule.command = command.clone();
             }
