@@ -145,7 +145,7 @@ fn over() -> Change {
         by: Actor::part("bench"),
         data: serde_json::Value::Null,
     };
-    Change { sandbox, lines: vec![line], idempotency: None, quota: None }
+    Change { sandbox, lines: vec![line], idempotency: None, quota: None, unused_since_ms: None }
 }
 
 fn repeated(mut work: impl FnMut()) -> f64 {
