@@ -22,14 +22,17 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_
 /// Past the end of any output: what is heard then is the end alone.
 const PAST_ALL_OUTPUT: u64 = u64::MAX;
 
+/// Which executions are listened to, and by which tasks.
+type Listening = HashMap<SandboxId, (Vec<ExecutionId>, JoinSet<()>)>;
+
 /// All that are listened to.
 #[derive(Debug, Default)]
 pub(crate) struct Listeners {
-    listening: Mutex<HashMap<SandboxId, (Vec<ExecutionId>, JoinSet<()>)>>,
+    listening: Mutex<Listening>,
 }
 
 impl Listeners {
-    fn lock(&self) -> MutexGuard<'_, HashMap<SandboxId, (Vec<ExecutionId>, JoinSet<()>)>> {
+    fn lock(&self) -> MutexGuard<'_, Listening> {
         self.listening.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
