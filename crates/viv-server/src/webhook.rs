@@ -175,14 +175,14 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
     if let Some(inner) = address.to_ipv4_mapped() {
         return is_public_v4(inner);
     }
-    let [a, b, c, d, e, f, high, low] = address.segments();
-    if (a, b, c, d, e, f) == (0x64, 0xff9b, 0, 0, 0, 0) {
-        let [w, x] = high.to_be_bytes();
-        let [y, z] = low.to_be_bytes();
-        return is_public_v4(Ipv4Addr::new(w, x, y, z));
+    let segments = address.segments();
+    if segments[..6] == [0x64, 0xff9b, 0, 0, 0, 0] {
+        let [.., first, second, third, last] = address.octets();
+        return is_public_v4(Ipv4Addr::new(first, second, third, last));
     }
     // Global unicast, but for documentation and the tunnels that carry older addresses.
-    (a & 0xe000) == 0x2000 && !(a == 0x2001 && b == 0xdb8) && a != 0x2002 && !(a == 0x2001 && b == 0)
+    let (first, second) = (segments[0], segments[1]);
+    (first & 0xe000) == 0x2000 && first != 0x2002 && !(first == 0x2001 && (second == 0xdb8 || second == 0))
 }
 
 #[cfg(test)]
