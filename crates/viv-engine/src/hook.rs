@@ -265,6 +265,8 @@ impl Inner {
             argv: argv.to_vec(),
             limit_ms: Some(deadline_ms),
             output_bytes_max: Some(OUTPUT_BYTES_MAX),
+            // It is ours, and nobody's activity (L6).
+            detached: true,
             ..ExecSpec::default()
         };
         let budget = self.config.budgets.call;

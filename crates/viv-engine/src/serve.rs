@@ -192,6 +192,8 @@ impl Start {
             env: self.service.env.clone(),
             cwd: self.service.cwd.clone(),
             user: self.service.user.clone(),
+            // It is not activity (L6).
+            detached: true,
             ..ExecSpec::default()
         };
         let (inner, sandbox) = (&self.inner, &self.instance.sandbox);

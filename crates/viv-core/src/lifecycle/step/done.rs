@@ -28,14 +28,7 @@ pub(super) fn done(sandbox: &Sandbox, operation: &OperationId, outcome: &Outcome
             phase @ (Phase::Provisioning { step: MakeStep::Make, rebuilds, .. }
             | Phase::Resuming { step: ResumeStep::Make, rebuilds, .. }),
             Outcome::Made { remaining_ms },
-        ) => {
-            let is_resumed = phase.name() == PhaseName::Resuming;
-            draft.begin_services(if is_resumed { HookPoint::AfterResume } else { HookPoint::AfterStart });
-            draft.next.expires_at_ms = remaining_ms.map(|left_ms| at.now_ms.saturating_add(left_ms));
-            draft.next.evidence = Evidence::default();
-            let verify = Verify { step: VerifyStep::Probe, rebuilds: *rebuilds, findings: 0, was_ready: false };
-            draft.verifying(verify, Cause::Made, &Actor::part("engine"), None)
-        }
+        ) => made(draft, phase.name(), *rebuilds, *remaining_ms),
         (
             Phase::Provisioning { step: MakeStep::Make, rebuilds, .. }
             | Phase::Resuming { step: ResumeStep::Make, rebuilds, .. },
@@ -119,6 +112,16 @@ pub(super) fn done(sandbox: &Sandbox, operation: &OperationId, outcome: &Outcome
             | Outcome::Failed(_),
         ) => Stepped::Ignored(Ignored::Misplaced),
     }
+}
+
+/// There is an instance, and it has to show that it works.
+fn made(mut draft: Draft<'_>, phase: PhaseName, rebuilds: u32, remaining_ms: Option<u64>) -> Stepped {
+    let is_resumed = phase == PhaseName::Resuming;
+    draft.begin_services(if is_resumed { HookPoint::AfterResume } else { HookPoint::AfterStart });
+    draft.next.expires_at_ms = remaining_ms.map(|left_ms| draft.at.now_ms.saturating_add(left_ms));
+    draft.next.evidence = Evidence::default();
+    let verify = Verify { step: VerifyStep::Probe, rebuilds, findings: 0, was_ready: false };
+    draft.verifying(verify, Cause::Made, &Actor::part("engine"), None)
 }
 
 /// An instance could not be made, or it is not known whether it was.
