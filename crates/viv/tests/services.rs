@@ -305,7 +305,7 @@ fn s6_a_webhook_is_signed_and_its_secret_is_shown_nowhere() {
     assert!(heard.contains("after_start") && heard.contains(made.id.as_str()), "{heard}");
     let told = lines(&daemon, &made.id).iter().map(|event| serde_json::to_string(event).unwrap()).collect::<String>();
     let shown = serde_json::to_string(&daemon.sandbox(&made.id).diagnosis().unwrap()).unwrap();
-    for (what, text) in [("journal", &told), ("diagnosis", &shown), ("log", &daemon.log())] {
+    for (what, text) in [("journal", &told), ("diagnosis", &shown), ("log", &daemon.said())] {
         assert!(!text.contains(SECRET) && !text.contains("token=hidden"), "{what}: {text}");
     }
     assert!(told.contains("was delivered"), "{told}");
