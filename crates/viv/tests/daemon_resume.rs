@@ -119,7 +119,9 @@ impl Stage {
                 [false, true, true].into_iter().map(|wake| scope.spawn(move || self.queue(wake))).collect();
             meanwhile(&|| asked.is_finished());
             refused("the resume", asked.join().unwrap());
-            queued.into_iter().for_each(|command| command.join().unwrap());
+            for command in queued {
+                command.join().unwrap();
+            }
             over.store(true, Ordering::SeqCst);
             let seen = watched.join().unwrap();
             assert!(!seen.contains(&Status::Ready), "{seen:?}");
@@ -287,7 +289,9 @@ fn t2_incident_1_a_resume_whose_port_does_not_come_back_is_never_ready() {
 fn saved_layer(stage: &Stage) -> PathBuf {
     let sealed = stage.daemon.provider_folder().join("layers/sealed");
     let folders = fs::read_dir(&sealed).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
-    let [layer] = &folders.collect::<Vec<_>>()[..] else { panic!("one was saved, and nothing else: {sealed:?}") };
+    let [layer] = &folders.collect::<Vec<_>>()[..] else {
+        panic!("one was saved, and nothing else, in {}", sealed.display())
+    };
     layer.clone()
 }
 

@@ -20,6 +20,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use viv_api::client::Client;
 
 use self::patient::Patient;
 use super::{print, print_json};
@@ -146,7 +147,7 @@ pub(super) fn run(args: &Args, global: &Global) -> anyhow::Result<ExitCode> {
 
 /// Refuses to test something else than was meant.
 fn check_provider(patient: &Patient<'_>, wanted: Option<&str>) -> anyhow::Result<()> {
-    let found = patient.ask(|client| client.version())?.provider;
+    let found = patient.ask(Client::version)?.provider;
     match wanted {
         Some(wanted) if wanted != found => {
             let message = format!("this daemon makes its sandboxes with the provider {found:?}, not with {wanted:?}");

@@ -21,13 +21,13 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// Somebody who asks.
 pub(super) struct Patient<'a> {
     global: &'a Global,
-    patient: bool,
+    again: bool,
     client: RefCell<Client>,
 }
 
 impl<'a> Patient<'a> {
-    pub(super) fn new(global: &'a Global, patient: bool) -> anyhow::Result<Self> {
-        Ok(Self { global, patient, client: RefCell::new(Daemon::connect(global)?.client) })
+    pub(super) fn new(global: &'a Global, again: bool) -> anyhow::Result<Self> {
+        Ok(Self { global, again, client: RefCell::new(Daemon::connect(global)?.client) })
     }
 
     /// Asks, and asks again only when the daemon was not there to hear it: for what is wanted to be refused.
@@ -49,7 +49,7 @@ impl<'a> Patient<'a> {
         loop {
             let client = self.client.borrow().clone();
             match ask(&client) {
-                Err(error) if self.patient && passes(&error) && Instant::now() < until => {}
+                Err(error) if self.again && passes(&error) && Instant::now() < until => {}
                 answer => return answer,
             }
             thread::sleep(PAUSE);

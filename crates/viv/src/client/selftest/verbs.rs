@@ -27,6 +27,7 @@ const SAID_BYTES_MAX: usize = 1 << 20;
 
 type Asked<T> = Result<T, ClientError>;
 
+#[expect(clippy::unnecessary_wraps, reason = "requests take it so")]
 fn wait() -> Option<WaitMs> {
     Some(WaitMs::nearest(WAIT_MS))
 }
