@@ -40,9 +40,9 @@ fn main() {
         stops.push(began.elapsed());
         assert_eq!(stopped.phase, Phase::Hibernated);
         let began = Instant::now();
-        let resumed = sandbox.ensure(&EnsureSandbox::default()).unwrap().into_sandbox();
+        let back = sandbox.ensure(&EnsureSandbox::default()).unwrap().into_sandbox();
         resumes.push(began.elapsed());
-        assert_eq!(resumed.status, Status::Ready);
+        assert_eq!(back.status, Status::Ready);
     }
     println!("{cycles} stops and resumes of 10,000 files, median of the first and of the last {END}:");
     tell("stop", &stops);

@@ -91,7 +91,7 @@ fn t7_incident_1_a_minute_of_silence_loses_no_work_and_replaces_nothing() {
     let sandbox = daemon.sandbox(&id);
     let job = "echo work > /workspace/work; while sleep 0.2; do echo $$ >> /workspace/ticks; done";
     let job = sandbox.start(&StartExecution::of(["/bin/sh", "-c", job]).unwrap(), None).unwrap();
-    support::eventually("it works", || said(&sandbox, "cat /workspace/ticks 2>/dev/null || true") != "");
+    support::eventually("it works", || !said(&sandbox, "cat /workspace/ticks 2>/dev/null || true").is_empty());
     let host = daemon.host(&id);
     let (agent, shim) = (Held::of(host.agent_pid), Held::of(host.shim_pid));
     agent.stop();
