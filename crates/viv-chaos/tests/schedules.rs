@@ -177,9 +177,7 @@ fn l17_a_daemon_that_dies_at_any_point_neither_loses_nor_repeats_a_run() {
             let reached = Arc::new(AtomicBool::new(false));
             let flag = reached.clone();
             let failpoint = Failpoint(Arc::new(move |now| {
-                if now == point && !flag.swap(true, Ordering::SeqCst) {
-                    panic!("the daemon dies at {point}, as planned");
-                }
+                assert!(now != point || flag.swap(true, Ordering::SeqCst), "the daemon dies at {point}, as planned");
             }));
             let mut place = Place::new(Some(failpoint)).await;
             let id = place.asleep().await;

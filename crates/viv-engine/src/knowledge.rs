@@ -239,7 +239,7 @@ mod tests {
             project: Project::default(),
             name: None,
             spec: SandboxSpec::default(),
-            policy: Policy { persistent: false, lifetime_ms: 1_000, idle_ms: 1_000 },
+            policy: Policy { persistent: false, lifetime_ms: 1_000, idle_ms: 1_000, hibernate_ms: 1_000 },
             labels: std::collections::BTreeMap::new(),
             by: Actor::part("test"),
         };
@@ -258,7 +258,7 @@ mod tests {
         knowledge.observed(&older.id, older.generation, observed);
         knowledge.set_token(&older.id, FencingToken(1));
         knowledge.read_by(&older.id, "reader", 1);
-        assert!(knowledge.active(&older.id, 1), "what is not known is written down");
+        assert!(knowledge.begin_use(&older.id, 1, 1_000), "what is not known is written down");
         assert_eq!(knowledge.len(), 0);
     }
 

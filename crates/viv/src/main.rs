@@ -34,7 +34,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Verb {
     #[command(flatten)]
-    Client(client::Verb),
+    Client(Box<client::Verb>),
     /// Run the daemon
     Serve(serve::Args),
     /// Sandboxes on this machine, without a daemon
@@ -94,7 +94,7 @@ enum Verb {
 fn main() -> ExitCode {
     let Cli { global, verb } = Cli::parse();
     let outcome = match verb {
-        Verb::Client(verb) => return client::run(verb, &global),
+        Verb::Client(verb) => return client::run(*verb, &global),
         Verb::Shim { folder } => return viv_sandbox::shim::main(&folder),
         Verb::NetProbe { id, log } => return viv_sandbox::network::probe::main(id, &log),
         Verb::OciRun { root, bundle, pid_file, id } => {

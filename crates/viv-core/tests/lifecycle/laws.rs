@@ -68,6 +68,8 @@ fn denied(before: &Sandbox, event: &Event, why: Denial) {
         Event::Stop { .. }
         | Event::Delete { .. }
         | Event::Idle { .. }
+        | Event::Rest { .. }
+        | Event::Drain { .. }
         | Event::Done { .. }
         | Event::Seen { .. }
         | Event::Probed { .. }

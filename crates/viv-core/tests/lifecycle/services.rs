@@ -167,7 +167,7 @@ fn x5_after_a_resume_services_are_new_executions_linked_to_the_old_and_nudged() 
     assert_eq!((sandbox.phase.clone(), sandbox.services[&web()].nudge), (Phase::Ready, false));
     // A thaw keeps the execution, and nudges it because it asked for that.
     let idle_ms = NOW_MS + 900_000;
-    let frozen = after(&sandbox, &Event::Idle, idle_ms);
+    let frozen = after(&sandbox, &Event::Idle { freezes: true }, idle_ms);
     let frozen = after(&frozen, &done(&frozen, Outcome::Frozen), idle_ms);
     let thawing = after(&frozen, &enter(EntryKind::Ensure), idle_ms);
     let thawed = after(&thawing, &done(&thawing, Outcome::Thawed), idle_ms);

@@ -57,6 +57,7 @@ pub(crate) fn created_with_service(persistent: bool) -> Sandbox {
 }
 
 /// What was found of its service.
+#[expect(clippy::needless_pass_by_value, reason = "a finding is made for one call")]
 pub(crate) fn served(sandbox: &Sandbox, found: ServiceFound, at_ms: u64) -> Outcome {
     let report = |(service, run): (&ServiceName, &viv_core::service::ServiceRun)| ServiceReport {
         service: service.clone(),
