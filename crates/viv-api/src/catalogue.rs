@@ -41,7 +41,7 @@ fn words(code: ErrorCode) -> (&'static str, &'static str) {
             "Use a key with a wider scope; `viv key create` makes one, with an `admin` key.",
         ),
         ErrorCode::NotFound => (
-            "There is no such path, sandbox, execution, file, lease or key that this key may see. What belongs to another project is answered the same.",
+            "There is no such path, sandbox, snapshot, execution, file, lease or key that this key may see. What belongs to another project is answered the same.",
             "Look at the list. `details.what` says what was looked for.",
         ),
         ErrorCode::MethodNotAllowed => {
@@ -62,6 +62,10 @@ fn words(code: ErrorCode) -> (&'static str, &'static str) {
         ErrorCode::NameTaken => (
             "Another sandbox of the project has this name. A name is free again when its sandbox was deleted.",
             "Use that sandbox (`viv ensure NAME`), delete it, or choose another name.",
+        ),
+        ErrorCode::SnapshotInUse => (
+            "The snapshot cannot be removed: sandboxes begin with it, or are to go back to it. What is in use is not deleted, also when the sandbox that it is of was (L11).",
+            "`details.used_by` says who. Delete those, or leave it: what nobody needs and nobody asked for goes by itself.",
         ),
         ErrorCode::IdempotencyMismatch => (
             "The same `Idempotency-Key` came with another request before. Keys are kept for 24 hours and until the sandbox ended (L1).",
@@ -159,6 +163,9 @@ fn example(code: ErrorCode) -> ApiError {
         ErrorCode::NameTaken => new("sbx_01h2xcejqtf2nbrexx3vqjhp41 has the name build-agent")
             .hint("viv ensure build-agent makes it run")
             .details(ErrorDetails { what: Some("sbx_01h2xcejqtf2nbrexx3vqjhp41".to_owned()), ..details() }),
+        ErrorCode::SnapshotInUse => new("snp_01h2xcejqtf2nbrexx3vqjhp41 is in use")
+            .hint("delete those who begin with it first: viv rm")
+            .details(ErrorDetails { used_by: Some(vec!["sbx_01h2xcejqtf2nbrexx3vqjhp41".to_owned()]), ..details() }),
         ErrorCode::IdempotencyMismatch => {
             new("this idempotency key came with another request before").hint("use a new key for a new request")
         }

@@ -32,6 +32,7 @@ mod http;
 mod output;
 mod sandbox;
 mod schedule;
+mod snapshots;
 mod stream;
 
 use std::time::Duration;

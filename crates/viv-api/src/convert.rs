@@ -4,15 +4,17 @@ mod service;
 
 use viv_core::lifecycle::{self, Caused};
 use viv_core::limits::{ResourceLimits, UNLIMITED};
+use viv_core::snapshot as core_snapshot;
 use viv_core::spec;
 
-use crate::bound::{ImageName, Path, ProjectName, SandboxName};
+use crate::bound::{ImageName, Path, ProjectName, SandboxName, SnapshotRef};
 use crate::error::{ApiError, ErrorCode};
 use crate::limits::{Limit, Limits, LimitsInForce};
 use crate::sandbox::{
     Cause, CreateSandbox, Desired, Egress, Evidence, Network, Phase, PortProbe, Probe, ProbeOutcome, ServiceProbe,
     Status,
 };
+use crate::snapshot::{Snapshot, SnapshotIntegrity, SnapshotKind, SnapshotState};
 
 fn asked<T: Into<u64>>(limit: Option<Limit<T>>) -> Option<u64> {
     limit.map(|limit| limit.number().map_or(UNLIMITED, Into::into))
@@ -104,7 +106,15 @@ impl CreateSandbox {
             lifetime_ms: self.policy.lifetime_ms.map_or(default.lifetime_ms, u64::from),
             idle_ms: self.policy.idle_ms.map_or(default.idle_ms, u64::from),
             hibernate_ms: self.policy.hibernate_ms.map_or(default.hibernate_ms, u64::from),
+            snapshots_max: self.policy.snapshots_max.map(|max| max.get() as u32),
+            snapshots_age_ms: self.policy.snapshots_age_ms.map(u64::from),
         }
+    }
+}
+
+impl From<&SnapshotRef> for viv_core::SnapshotId {
+    fn from(snapshot: &SnapshotRef) -> Self {
+        snapshot.as_str().parse().expect("it was parsed as one")
     }
 }
 
@@ -128,6 +138,9 @@ same_words! {
     lifecycle::PhaseName => Phase {
         Provisioning, Verifying, Ready, Frozen, Hibernating, Hibernated, Resuming, Lost, Failed, Stopping, Stopped,
     }
+    core_snapshot::SnapshotKind => SnapshotKind { Auto, Manual, Fork, Imported }
+    core_snapshot::SnapshotState => SnapshotState { Saving, Ready, Removing }
+    core_snapshot::SnapshotIntegrity => SnapshotIntegrity { Pending, Verified, Damaged }
     lifecycle::Desired => Desired { Running, Hibernated, Gone }
     lifecycle::Finding => ProbeOutcome { Ok, Unhealthy, Timeout, Gone }
 }
@@ -140,6 +153,33 @@ impl From<&Caused> for Cause {
             message: caused.message.clone().unwrap_or_else(|| code.replace('_', " ")),
             at_ms: caused.at_ms,
             by: caused.by.to_string(),
+        }
+    }
+}
+
+impl From<core_snapshot::Snapshot> for Snapshot {
+    fn from(row: core_snapshot::Snapshot) -> Self {
+        let seen = row.seen.as_ref();
+        Self {
+            id: row.id,
+            project: row.project.to_string(),
+            sandbox: row.sandbox,
+            generation: row.generation,
+            parent: row.parent,
+            kind: row.kind.into(),
+            name: row.name.map(|name| name.to_string()),
+            labels: row.labels,
+            state: row.state.into(),
+            created_at_ms: row.created_at_ms,
+            by: row.by.to_string(),
+            size_bytes: seen.map(|seen| seen.size_bytes),
+            own_bytes: seen.map(|seen| seen.own_bytes),
+            integrity: seen.map(|seen| seen.integrity.into()),
+            paused_ms: seen.map(|seen| seen.paused_us.div_ceil(1000)),
+            took_ms: seen.map(|seen| seen.total_us.div_ceil(1000)),
+            copied_bytes: seen.map(|seen| seen.copied_bytes),
+            observed_at_ms: seen.map(|seen| seen.at_ms),
+            used_by: Vec::new(),
         }
     }
 }

@@ -29,6 +29,8 @@ pub enum ErrorCode {
     Conflict,
     /// Another sandbox has this name.
     NameTaken,
+    /// Others begin with this snapshot.
+    SnapshotInUse,
     /// The same idempotency key came with another request before.
     IdempotencyMismatch,
     /// The sandbox does not run now.
@@ -131,6 +133,9 @@ pub struct ErrorDetails {
     /// `lifecycle_locked`: until when, unless it is renewed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_at_ms: Option<u64>,
+    /// `snapshot_in_use`: some of the sandboxes that begin with it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub used_by: Option<Vec<String>>,
     /// `quota_exceeded`, `payload_too_large`: which limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quota: Option<String>,
@@ -163,6 +168,7 @@ impl ErrorCode {
         Self::RequestTimeout,
         Self::Conflict,
         Self::NameTaken,
+        Self::SnapshotInUse,
         Self::IdempotencyMismatch,
         Self::NotRunning,
         Self::LifecycleLocked,
@@ -195,6 +201,7 @@ impl ErrorCode {
             Self::RequestTimeout => "request_timeout",
             Self::Conflict => "conflict",
             Self::NameTaken => "name_taken",
+            Self::SnapshotInUse => "snapshot_in_use",
             Self::IdempotencyMismatch => "idempotency_mismatch",
             Self::NotRunning => "not_running",
             Self::LifecycleLocked => "lifecycle_locked",
@@ -230,6 +237,7 @@ impl ErrorCode {
             Self::RequestTimeout => 408,
             Self::Conflict
             | Self::NameTaken
+            | Self::SnapshotInUse
             | Self::IdempotencyMismatch
             | Self::NotRunning
             | Self::LifecycleLocked
@@ -262,6 +270,7 @@ impl ErrorCode {
             | Self::RequestTimeout
             | Self::Conflict
             | Self::NameTaken
+            | Self::SnapshotInUse
             | Self::IdempotencyMismatch
             | Self::NotRunning
             | Self::Expired

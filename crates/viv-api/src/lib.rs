@@ -33,6 +33,7 @@ pub mod resources;
 pub mod sandbox;
 pub mod schedule;
 pub mod service;
+pub mod snapshot;
 pub mod stats;
 
 #[cfg(feature = "client")]

@@ -7,8 +7,7 @@ use utoipa::openapi::{Ref, RefOr, Type};
 use utoipa::{PartialSchema, ToSchema};
 
 use crate::{
-    bound, daemon, diagnosis, error, event, execution, file, key, limits, page, resources, sandbox, schedule, service,
-    stats,
+    bound, daemon, diagnosis, error, event, execution, file, key, limits, page, resources, sandbox, schedule, service, snapshot, stats,
 };
 
 /// A whole number with a range. The format is told so that clients pick a type that holds it.
@@ -144,7 +143,7 @@ macro_rules! all {
 pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
     use bound::{
         ComponentName, Cursor, FileMode, GenerationNumber, IdempotencyKey, KeyId, LabelFilter, LeaseName, ListDepth,
-        LogBytes, Offset, PageLimit, Path, SandboxName, SandboxRef, ScheduleRef, Sequence, UserName, WaitMs,
+    LogBytes, Offset, PageLimit, Path, SandboxName, SandboxRef, ScheduleRef, Sequence, SnapshotRef, UserName, WaitMs,
     };
     all![
         ComponentName,
@@ -164,6 +163,7 @@ pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
         SandboxRef,
         ScheduleRef,
         Sequence,
+        SnapshotRef,
         UserName,
         WaitMs,
         daemon::Doctor,
@@ -200,6 +200,7 @@ pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
         page::Page<sandbox::Sandbox>,
         page::Page<schedule::Schedule>,
         page::Page<sandbox::TimelineEntry>,
+        page::Page<snapshot::Snapshot>,
         resources::Resources,
         sandbox::Activity,
         sandbox::CreateSandbox,
@@ -222,6 +223,12 @@ pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
         schedule::Schedule,
         daemon::BeginDrain,
         daemon::Drain,
+        snapshot::CreateSnapshot,
+        snapshot::Fork,
+        snapshot::Forked,
+        snapshot::ResetSandbox,
+        snapshot::RollbackSandbox,
+        snapshot::Snapshot,
         stats::Stats,
     ]
 }

@@ -27,6 +27,14 @@ pub const THAW: &str = "/v1/sandboxes/{sandbox}/thaw";
 pub const HIBERNATE: &str = "/v1/sandboxes/{sandbox}/hibernate";
 /// Stop it.
 pub const STOP: &str = "/v1/sandboxes/{sandbox}/stop";
+/// Go on from a snapshot.
+pub const ROLLBACK: &str = "/v1/sandboxes/{sandbox}/rollback";
+/// More like it.
+pub const FORK: &str = "/v1/sandboxes/{sandbox}/fork";
+/// Begin anew.
+pub const RESET: &str = "/v1/sandboxes/{sandbox}/reset";
+/// Its snapshots: make, list.
+pub const SANDBOX_SNAPSHOTS: &str = "/v1/sandboxes/{sandbox}/snapshots";
 /// What happened to it.
 pub const TIMELINE: &str = "/v1/sandboxes/{sandbox}/timeline";
 /// The ends of its logs.
@@ -82,6 +90,15 @@ pub const SCHEDULE: &str = "/v1/schedules/{schedule}";
 pub const SCHEDULE_RUN: &str = "/v1/schedules/{schedule}/run";
 /// Drain: begin, look at, end.
 pub const DRAIN: &str = "/v1/drain";
+
+/// All snapshots: list, and read one from a file.
+pub const SNAPSHOTS: &str = "/v1/snapshots";
+/// One snapshot: get, delete.
+pub const SNAPSHOT: &str = "/v1/snapshots/{snapshot}";
+/// Sandboxes that begin with it.
+pub const SNAPSHOT_FORK: &str = "/v1/snapshots/{snapshot}/fork";
+/// It as one file.
+pub const SNAPSHOT_EXPORT: &str = "/v1/snapshots/{snapshot}/export";
 
 /// The journal: a page, or a stream.
 pub const EVENTS: &str = "/v1/events";

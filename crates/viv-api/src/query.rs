@@ -76,6 +76,20 @@ queries! {
         /// How many at most; 100 when absent.
         limit: Option<PageLimit>,
     }
+    /// Which snapshots to list. Newest first.
+    #[derive(Default)]
+    ListSnapshots {
+        /// Where to go on: what the page before gave as `next`.
+        cursor: Option<Cursor>,
+        /// How many at most; 100 when absent.
+        limit: Option<PageLimit>,
+    }
+    /// How to read a snapshot from a file.
+    #[derive(Default)]
+    ImportSnapshot {
+        /// What it is called, for people.
+        name: Option<SandboxName>,
+    }
     /// Which logs of a sandbox to give.
     #[derive(Default)]
     SandboxLogQuery {

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use viv_core::{Generation, SandboxId};
 
 use crate::bound::{
-    Env, IdleMs, ImageName, Labels, LeaseName, LifetimeMs, Note, Path, Ports, SandboxName, Services, TtlMs, WaitMs,
+    Env, IdleMs, ImageName, Labels, LeaseName, LifetimeMs, Note, Path, Ports, SandboxName, Services, SnapshotRef, SnapshotsAgeMs, SnapshotsMax, TtlMs, WaitMs,
 };
 use crate::limits::Limits;
 use crate::service::Hooks;
@@ -37,6 +37,9 @@ pub struct CreateSandbox {
     pub name: Option<SandboxName>,
     /// What it is made of.
     pub image: ImageName,
+    /// The snapshot that it begins with, instead of with its image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<SnapshotRef>,
     /// Labels. `agent` says which kind of agent uses it, and is shown in lists.
     pub labels: Labels,
     /// Environment of every command in it. Values are not told back (S6).
@@ -99,6 +102,12 @@ pub struct CreatePolicy {
     /// Time frozen after which it is saved, or, when it is not persistent, ends; 15 minutes when absent (L5).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hibernate_ms: Option<IdleMs>,
+    /// How many snapshots that were asked for are kept: the oldest go first, unless they are in use. All when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snapshots_max: Option<SnapshotsMax>,
+    /// How long snapshots that were asked for are kept, unless they are in use. For ever when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snapshots_age_ms: Option<SnapshotsAgeMs>,
 }
 
 /// Make it run: join what is ready, wait for what is in transition, resume or make again what is not there (L3).

@@ -17,6 +17,7 @@
 
 mod faulty;
 mod rng;
+mod snapshots;
 mod world;
 
 pub use faulty::{Damage, Fault, FaultyProvider};

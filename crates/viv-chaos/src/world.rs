@@ -25,7 +25,7 @@ const EPOCH_MS: u64 = 1_700_000_000_000;
 const TICK_MS: u64 = 250;
 
 /// Most sandboxes in a world: enough to get into each other's way.
-const SANDBOXES_MAX: usize = 6;
+pub(crate) const SANDBOXES_MAX: usize = 6;
 
 /// Within this after faults have stopped, everything is at rest (P3): a phase may time out, be tried again, and time out.
 const REST_WITHIN: Duration = Duration::from_secs(12 * 60);
@@ -90,7 +90,7 @@ pub fn run(plan: &Plan) -> Result<Report, Violation> {
 
 /// What a client knows of a sandbox because it was answered.
 #[derive(Debug, Default)]
-struct Promise {
+pub(crate) struct Promise {
     /// The highest generation that was shown.
     generation: Option<Generation>,
     /// What a client holds, and may have held for long.
@@ -105,21 +105,23 @@ struct Promise {
     /// Whether somebody wanted it to run since it was last at rest (L4).
     entered: bool,
     /// Since when only its agent hangs, and in which generation: it is not replaced unasked (T7).
-    hangs: Option<Generation>,
+    pub(crate) hangs: Option<Generation>,
+    /// Somebody asked for another instance by going back; it may come whenever what was under way has ended.
+    pub(crate) goes_back: bool,
 }
 
-struct World<'p> {
+pub(crate) struct World<'p> {
     plan: &'p Plan,
     step: u64,
-    rng: Rng,
+    pub(crate) rng: Rng,
     draws: Arc<Mutex<Rng>>,
     sim_clock: SimClock,
     clock: Clock,
-    provider: FaultyProvider,
-    store: MemoryStore,
+    pub(crate) provider: FaultyProvider,
+    pub(crate) store: MemoryStore,
     engine: Option<Engine>,
     daemons: u64,
-    known: BTreeMap<SandboxId, Promise>,
+    pub(crate) known: BTreeMap<SandboxId, Promise>,
     report: Report,
 }
 
@@ -181,7 +183,7 @@ impl<'p> World<'p> {
         self.engine = Some(engine);
     }
 
-    fn engine(&self) -> &Engine {
+    pub(crate) fn engine(&self) -> &Engine {
         self.engine.as_ref().expect("a daemon is always there")
     }
 
@@ -212,7 +214,7 @@ impl<'p> World<'p> {
         })));
     }
 
-    fn violated(&self, rule: &'static str, what: impl Into<String>) -> Violation {
+    pub(crate) fn violated(&self, rule: &'static str, what: impl Into<String>) -> Violation {
         Violation { seed: self.plan.seed, step: self.step, rule, what: what.into() }
     }
 
@@ -253,11 +255,12 @@ impl<'p> World<'p> {
             (75..78, Some(id)) => self.provider.damage(&id, None),
             (78..81, _) => self.crash_daemon().await,
             (81..84, _) => self.engine().reconcile(),
-            (84..88, Some(id)) => drop(self.engine().freeze(&id, somebody()).await),
-            (88..90, Some(id)) => self.thaw(&id).await?,
-            (90..93, Some(id)) => self.hibernate(&id).await?,
-            (93..94, Some(id)) => drop(self.engine().retry_save(&id, somebody()).await),
-            (94..95, Some(id)) => drop(self.engine().discard(&id, somebody()).await),
+            (84..87, Some(id)) => drop(self.engine().freeze(&id, somebody()).await),
+            (87..88, Some(id)) => self.thaw(&id).await?,
+            (88..90, Some(id)) => self.hibernate(&id).await?,
+            (90..91, Some(id)) => drop(self.engine().retry_save(&id, somebody()).await),
+            (91..92, Some(id)) => drop(self.engine().discard(&id, somebody()).await),
+            (92..97, Some(id)) => self.snapshots(&id, what).await,
             _ => {
                 let ms = match self.rng.below(4) {
                     0 => self.rng.below(200),
@@ -289,6 +292,7 @@ impl<'p> World<'p> {
             spec: SandboxSpec::default(),
             policy: policy.clone(),
             labels: BTreeMap::new(),
+            snapshot: None,
             by: somebody(),
             key: Some(KeyedBy { key: key.clone(), body_hash: [7; 32] }),
         };
@@ -487,7 +491,8 @@ impl<'p> World<'p> {
                 continue;
             };
             let before = promise.generation.replace(record.generation);
-            let (ended, deleted, hangs) = (promise.ended, promise.deleted, promise.hangs);
+            let (ended, deleted) = (promise.ended, promise.deleted);
+            let hangs = promise.hangs.filter(|_| !promise.goes_back);
             let (entered, policy) = (promise.entered, promise.policy.clone());
             let waits = record.entry.is_some() || record.phase.work().is_some();
             promise.entered = entered && waits;
@@ -542,7 +547,7 @@ impl<'p> World<'p> {
         }
     }
 
-    async fn records(&self) -> Vec<Sandbox> {
+    pub(crate) async fn records(&self) -> Vec<Sandbox> {
         let query = ListQuery { deleted: true, limit: 1_000, ..ListQuery::default() };
         loop {
             if let Ok(listing) = self.store.list(&query).await {
@@ -593,6 +598,7 @@ impl<'p> World<'p> {
         if stats.drivers != 0 {
             return Err(self.violated("P3", format!("{} drivers are at work and nothing is to be done", stats.drivers)));
         }
+        self.check_snapshots().await?;
         self.report.mutations = self.provider.mutations();
         let cursor = *self.store.tail().borrow();
         // Instances end at their hard deadline in this time: what lives long enough to rest is what must not be touched.
@@ -620,6 +626,6 @@ impl<'p> World<'p> {
     }
 }
 
-fn somebody() -> Actor {
+pub(crate) fn somebody() -> Actor {
     Actor::part("somebody")
 }

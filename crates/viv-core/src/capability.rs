@@ -23,6 +23,8 @@ pub enum Capability {
     SaveLive,
     /// Save memory along with the filesystem.
     SaveMemory,
+    /// Write a snapshot to one file, and read it from one.
+    Transfer,
     /// Make an instance from a snapshot.
     Restore,
     /// Make an instance from another one, which runs on.

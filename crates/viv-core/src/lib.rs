@@ -15,6 +15,7 @@ pub mod lifecycle;
 pub mod limits;
 pub mod schedule;
 pub mod service;
+pub mod snapshot;
 pub mod spec;
 
 pub use cause::EndCause;

@@ -178,6 +178,12 @@ pub struct Policy {
     /// Time frozen after which it is saved, or, when it is not persistent, ends.
     #[serde(default = "hibernate_ms_default")]
     pub hibernate_ms: u64,
+    /// How many snapshots that were asked for are kept: the oldest go first (L11). All, when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshots_max: Option<u32>,
+    /// How long snapshots that were asked for are kept. For ever, when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshots_age_ms: Option<u64>,
 }
 
 /// Of records that were written before there was a choice.
@@ -193,6 +199,8 @@ impl Policy {
             lifetime_ms: LIFETIME_MS_DEFAULT,
             idle_ms: IDLE_MS_DEFAULT,
             hibernate_ms: HIBERNATE_MS_DEFAULT,
+            snapshots_max: None,
+            snapshots_age_ms: None,
         }
     }
 
@@ -206,6 +214,12 @@ impl Policy {
         }
         if self.idle_ms < 1_000 || self.hibernate_ms < 1_000 {
             return Err(Invalid::new("less than a second is no idling", "leave it out for 15 minutes"));
+        }
+        if self.snapshots_max == Some(0) || self.snapshots_age_ms.is_some_and(|age_ms| age_ms < 1_000) {
+            return Err(Invalid::new(
+                "at least one snapshot is kept, and for at least a second",
+                "leave it out to keep all of them",
+            ));
         }
         Ok(())
     }

@@ -27,6 +27,8 @@ pub(crate) async fn adopt(inner: &Arc<Inner>) -> Result<(), EngineError> {
         let Some(next) = page.next else { break };
         query.after = Some(next);
     }
+    // Snapshots that were being made or removed.
+    inner.adopt_snapshots().await?;
     // What ended, or came back, while nobody looked.
     inner.reconcilers.signal_all();
     Ok(())

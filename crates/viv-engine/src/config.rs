@@ -97,6 +97,8 @@ pub struct Periods {
     pub expiry: Duration,
     /// Transient phases past their deadline.
     pub stuck: Duration,
+    /// Snapshots that are too many, too old, or nobody's.
+    pub snapshots: Duration,
     /// Old lines, keys and tombstones.
     pub retention: Duration,
     /// How long an instance without a record is left alone (J1).
@@ -111,6 +113,7 @@ impl Default for Periods {
             provider_sync: Duration::from_secs(60),
             expiry: Duration::from_secs(60),
             stuck: Duration::from_secs(30),
+            snapshots: Duration::from_secs(60),
             retention: Duration::from_secs(3600),
             orphan_grace: Duration::from_secs(60),
             keep: Duration::from_secs(14 * 24 * 3600),

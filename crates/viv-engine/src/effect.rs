@@ -10,8 +10,7 @@ use viv_core::lifecycle::{
 };
 use viv_core::{Generation, SnapshotId};
 use viv_provider::{
-    InstanceRef, InstanceSpec, InstanceState, Mutation, Observation, ObservedVia, PageRequest, ProviderError,
-    SaveRequest,
+    InstanceRef, InstanceSpec, InstanceState, Mutation, Observation, ObservedVia, ProviderError, SaveRequest,
 };
 use viv_store::LeaseKind;
 
@@ -70,7 +69,10 @@ impl Inner {
                 let request = SaveRequest { snapshot: snapshot.clone(), live: false, memory: false };
                 let saved = self.provider.save(&mutation, &record.id, &request);
                 match self.call(&record.id, budgets.save, saved).await {
-                    Ok(_) => Outcome::Saved,
+                    Ok(saved) => {
+                        self.savers.noted(&saved);
+                        Outcome::Saved
+                    }
                     // What is not there cannot be saved, now or later: that is something to see, not to try again.
                     Err(ProviderError::Absent | ProviderError::StaleGeneration { .. })
                         if self.look_at_instance(record, *generation).await? =>
@@ -129,7 +131,7 @@ impl Inner {
     }
 
     /// Ends an instance and looks whether anything is left.
-    async fn clear(&self, record: &Sandbox, mutation: &Mutation) -> Outcome {
+    async fn clear(self: &Arc<Self>, record: &Sandbox, mutation: &Mutation) -> Outcome {
         let budget = self.config.budgets.clear;
         if let Err(error) = self.call(&record.id, budget, self.provider.destroy(mutation, &record.id)).await {
             return failed(error);
@@ -143,11 +145,12 @@ impl Inner {
             }
             Err(error) => return failed(error),
         }
-        if record.deleted
-            && record.policy.persistent
-            && let Err(error) = self.remove_snapshots(record, mutation).await
+        // What was saved goes with it, before it is called gone: the record goes last (J5).
+        if (record.deleted || record.resetting)
+            && let Err(error) = self.remove_all_of(record).await
         {
-            return failed(error);
+            let what = in_words(&error);
+            return Outcome::Failed(Failure { kind: FailureKind::Failed, what });
         }
         Outcome::Cleared
     }
@@ -209,22 +212,6 @@ impl Inner {
             Some(crate::journal::noted(record, "sandbox.executions_lost", Actor::part("engine"), now_ms, data))
         });
         remembered.await.map(drop)
-    }
-
-    /// What a deleted sandbox had saved goes with it, unless others were made from it (L11).
-    async fn remove_snapshots(&self, record: &Sandbox, mutation: &Mutation) -> Result<(), ProviderError> {
-        let mut page = PageRequest::default();
-        loop {
-            let found = self.provider.snapshots(&self.config.owner, page).await?;
-            for seen in found.items.iter().filter(|seen| seen.snapshot.source.sandbox == record.id) {
-                match self.provider.remove_snapshot(mutation, &record.id, &seen.snapshot.id).await {
-                    Ok(()) | Err(ProviderError::Conflict { .. }) => {}
-                    Err(error) => return Err(error),
-                }
-            }
-            let Some(next) = found.next else { return Ok(()) };
-            page = PageRequest { cursor: Some(next), limit: None };
-        }
     }
 
     /// A call to the provider: admitted by the breaker, with a deadline, and counted (J7).

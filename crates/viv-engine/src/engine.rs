@@ -22,6 +22,7 @@ use crate::knowledge::Knowledge;
 use crate::listen::Listeners;
 use crate::reconcile::{Health, Reconcilers};
 use crate::schedule::Schedules;
+use crate::snapshot::Savers;
 use crate::timer::Timer;
 use crate::watch::Watches;
 
@@ -71,6 +72,7 @@ pub(crate) struct Inner {
     pub(crate) schedules: Schedules,
     /// Whether no new work is taken; the store has it too.
     pub(crate) draining: std::sync::atomic::AtomicBool,
+    pub(crate) savers: Savers,
     /// Who waits for a sandbox to change.
     waiting: Mutex<HashMap<SandboxId, Arc<Notify>>>,
     /// True once the daemon ends.
@@ -133,6 +135,7 @@ impl Engine {
                 freezes,
                 schedules: Schedules::default(),
                 draining: std::sync::atomic::AtomicBool::default(),
+                savers: Savers::default(),
                 waiting: Mutex::default(),
                 ending: watch::Sender::new(false),
             }),
@@ -152,6 +155,7 @@ impl Engine {
         self.inner.listeners.end();
         self.inner.drivers.end();
         self.inner.schedules.end();
+        self.inner.savers.end();
     }
 
     /// Answers when the engine has ended: it was shut down, or somebody took the store over.
@@ -250,8 +254,13 @@ impl Inner {
             };
             let line = journal::line(event, &before, &next, happened, at.now_ms);
             let quota = if makes_run(happened) { self.quota(&next) } else { None };
-            match self.commit(next, vec![line], quota, None).await {
-                Ok(next) => return Ok(Applied::Changed(Box::new(next))),
+            // What was saved has its row from the moment on that the record refers to it (L11).
+            let rows = self.saved_row(&next, event).await?;
+            match self.commit(next, vec![line], quota, None, rows).await {
+                Ok(next) => {
+                    self.freed_snapshots(&next).await;
+                    return Ok(Applied::Changed(Box::new(next)));
+                }
                 Err(EngineError::Store(StoreError::Conflict { .. })) => {}
                 Err(other) => return Err(other),
             }
@@ -280,7 +289,7 @@ impl Inner {
             let Some(line) = change(&mut next) else { return Ok(next) };
             next.version += 1;
             let quota = quota(&next);
-            match self.commit(next, vec![line], quota, None).await {
+            match self.commit(next, vec![line], quota, None, Vec::new()).await {
                 Ok(next) => return Ok(next),
                 Err(EngineError::Store(StoreError::Conflict { .. })) => {}
                 Err(other) => return Err(other),
@@ -309,8 +318,9 @@ impl Inner {
         lines: Vec<viv_store::NewLine>,
         quota: Option<Quota>,
         unused_since_ms: Option<u64>,
+        snapshots: Vec<viv_core::snapshot::Snapshot>,
     ) -> Result<Sandbox, EngineError> {
-        let change = Change { sandbox: next.clone(), lines, idempotency: None, quota, unused_since_ms };
+        let change = Change { sandbox: next.clone(), lines, idempotency: None, quota, unused_since_ms, snapshots };
         let committed = self.store.commit(self.epoch, change).await.map_err(EngineError::from);
         committed.inspect_err(|error| self.heed(error))?;
         self.committed(&next);

@@ -2,7 +2,7 @@
 
 use viv_core::lifecycle::{Caused, Denial, Finding, PhaseName};
 use viv_core::spec::Invalid;
-use viv_core::{Generation, SandboxId, ScheduleId};
+use viv_core::{Generation, SandboxId, ScheduleId, SnapshotId};
 use viv_provider::ProviderError;
 use viv_store::{Lease, StoreError};
 
@@ -118,6 +118,34 @@ pub enum EngineError {
         /// How many there may be.
         max: u64,
     },
+    /// There is no such snapshot, or it is not there yet or any more.
+    #[error("there is no snapshot {which}")]
+    NoSnapshot {
+        /// What was asked for.
+        which: SnapshotId,
+    },
+    /// A snapshot cannot be removed: others begin with it (L11).
+    #[error("{snapshot} is in use")]
+    SnapshotInUse {
+        /// Which.
+        snapshot: SnapshotId,
+        /// By some of those who use it.
+        by: Vec<SandboxId>,
+    },
+    /// A snapshot is not what was saved, so nothing begins with it (L10).
+    #[error("{snapshot} is damaged")]
+    SnapshotDamaged {
+        /// Which.
+        snapshot: SnapshotId,
+    },
+    /// A snapshot could not be made.
+    #[error("{sandbox} could not be saved: {what}")]
+    NotSaved {
+        /// Of which sandbox.
+        sandbox: SandboxId,
+        /// Why.
+        what: String,
+    },
     /// Somebody else holds the lifecycle lock (L15).
     #[error("the lifecycle lock of {} is held by {}", .0.sandbox, .0.holder)]
     Locked(Box<Lease>),
@@ -175,7 +203,10 @@ impl From<StoreError> for EngineError {
                 what: error.to_string(),
                 hint: "a cursor is what the page before gave, unchanged".to_owned(),
             },
+            StoreError::SnapshotInUse { snapshot, by } => Self::SnapshotInUse { snapshot, by },
+            StoreError::SnapshotMissing { snapshot } => Self::NoSnapshot { which: snapshot },
             StoreError::Conflict { .. }
+            | StoreError::SnapshotConflict { .. }
             | StoreError::NameTaken { .. }
             | StoreError::Repeated(_)
             | StoreError::Owned(_)

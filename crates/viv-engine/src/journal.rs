@@ -24,6 +24,8 @@ pub(crate) fn line(event: &Event, before: &Sandbox, after: &Sandbox, happened: H
         | Event::Hibernate { by }
         | Event::RetrySave { by }
         | Event::Discard { by }
+        | Event::Rollback { by, .. }
+        | Event::Reset { by }
         | Event::Rest { by, .. }
         | Event::Drain { by } => by.clone(),
         Event::Idle { .. } | Event::Done { .. } | Event::Seen { .. } | Event::Probed { .. } | Event::Due => {
@@ -44,6 +46,10 @@ pub(crate) fn line(event: &Event, before: &Sandbox, after: &Sandbox, happened: H
     }
     if let Event::Done { outcome: Outcome::Hooked(report), .. } = event {
         data["hook"] = json!(report);
+    }
+    if let Event::Rollback { snapshot, discard, .. } = event {
+        data["snapshot"] = json!(snapshot);
+        data["discard"] = json!(discard);
     }
     NewLine {
         at_ms: now_ms,
@@ -81,6 +87,8 @@ fn wanted(event: &Event) -> &'static str {
         Event::Enter { .. } => "sandbox.wanted",
         Event::Stop { .. } => "sandbox.stop_asked",
         Event::Delete { .. } => "sandbox.delete_asked",
+        Event::Rollback { .. } => "sandbox.rollback_asked",
+        Event::Reset { .. } => "sandbox.reset_asked",
         Event::Freeze { .. } => "sandbox.freeze_asked",
         Event::Thaw { .. } => "sandbox.thaw_asked",
         Event::Hibernate { .. } => "sandbox.hibernate_asked",

@@ -12,7 +12,8 @@
 //!   idle        the next rung of the ladder, when nobody used it for its window (L5)
 //!   listen      one wait per service of a ready sandbox, for its end to be told
 //!   health      probes what was read and is stale; reads themselves change nothing (T9)
-//!   reconcilers provider-sync · expiry · stuck · retention, on a signal and on a period
+//!   snapshots   one task per snapshot that is being made or removed; its row says what is outstanding
+//!   reconcilers provider-sync · expiry · stuck · snapshots · retention, on a signal and on a period
 //! ```
 //!
 //! Invariants:
@@ -49,6 +50,7 @@ mod read;
 mod reconcile;
 mod schedule;
 mod serve;
+mod snapshot;
 mod timer;
 mod watch;
 
@@ -66,3 +68,4 @@ pub use hook::{Delivered, Delivery, Webhooks};
 pub use read::{Resources, Stats, View, Which};
 pub use reconcile::{ReconcilerName, ReconcilerStatus};
 pub use schedule::{NewSchedule, ScheduleChange};
+pub use snapshot::{ForkRequest, Forked, ForkedFrom, NewSnapshot, RollbackRequest};

@@ -45,6 +45,12 @@ pub fn probe(argv: Vec<String>) -> ExecSpec {
     ExecSpec { argv, limit_ms: Some(PROBE_WITHIN_MS), transient: true, ..ExecSpec::default() }
 }
 
+/// What those answer who do not declare [`crate::Capability::Transfer`].
+fn no_transfer() -> ProviderError {
+    let why = "this provider does not offer it".to_owned();
+    ProviderError::Unsupported { capability: crate::Capability::Transfer, why }
+}
+
 /// How to write a file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FileWrite {
@@ -184,6 +190,31 @@ pub trait Provider: Send + Sync {
     /// save on its way comes too late. Snapshots that were made from it keep
     /// all that they hold, and its id as their parent.
     async fn remove_snapshot(&self, mutation: &Mutation, sandbox: &SandboxId, snapshot: &SnapshotId) -> Result<()>;
+
+    /// A snapshot as one file, for another installation of the same provider:
+    /// all of it is there before the first byte is given. `NotFound` without
+    /// such a snapshot, `Failed` when it is damaged.
+    async fn export_snapshot(&self, snapshot: &SnapshotId) -> Result<ByteReader> {
+        let _ = snapshot;
+        Err(no_transfer())
+    }
+
+    /// Reads a snapshot from such a file, under this id and as one of this
+    /// sandbox, which need not have an instance. The token is checked at its
+    /// fence, the generation is not. What was changed on its way, or is no such
+    /// file, is `Invalid` or `Failed`, and leaves nothing. A used id, also one
+    /// that was removed, is a `Conflict`.
+    async fn import_snapshot(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        owner: &OwnerMark,
+        snapshot: &SnapshotId,
+        file: ByteReader,
+    ) -> Result<Snapshot> {
+        let _ = (mutation, sandbox, owner, snapshot, file);
+        Err(no_transfer())
+    }
 
     /// What an instance has on disk, alive or ended. It may have to be counted, so it is not part of a look.
     async fn disk_usage(&self, instance: &InstanceRef) -> Result<DiskUsage>;

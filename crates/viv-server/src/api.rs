@@ -12,7 +12,7 @@ use utoipa::openapi::{
     ResponseBuilder, Type,
 };
 use utoipa::{IntoParams, PartialSchema, ToSchema};
-use viv_api::bound::{GenerationNumber, IdempotencyKey, KeyId, LeaseName, SandboxRef, ScheduleRef};
+use viv_api::bound::{GenerationNumber, IdempotencyKey, KeyId, LeaseName, SandboxRef, ScheduleRef, SnapshotRef};
 use viv_api::error::{ErrorBody, ErrorCode};
 use viv_api::page::Page;
 
@@ -217,6 +217,7 @@ fn path_params(path: &str) -> Vec<Parameter> {
         .map(|name| {
             let (about, schema): (_, RefOr<Schema>) = match name {
                 "sandbox" => ("Its id or its name.", Ref::from_schema_name(SandboxRef::name()).into()),
+                "snapshot" => ("The snapshot's id.", Ref::from_schema_name(SnapshotRef::name()).into()),
                 "lease" => ("The lease's name.", Ref::from_schema_name(LeaseName::name()).into()),
                 "schedule" => ("The schedule's id.", Ref::from_schema_name(ScheduleRef::name()).into()),
                 "key" => ("The key's id.", Ref::from_schema_name(KeyId::name()).into()),

@@ -151,6 +151,23 @@ fn told(error: EngineError) -> ApiError {
         EngineError::Quota { limit, used, max } => {
             ApiError::quota_exceeded(limit, max, used).hint("remove what is not needed (viv ps, viv rm)")
         }
+        EngineError::NoSnapshot { which } => {
+            ApiError::not_found(format!("the snapshot {which}")).hint("viv snapshot ls lists those that there are")
+        }
+        EngineError::SnapshotInUse { by, .. } => {
+            let used_by = Some(by.iter().map(ToString::to_string).collect());
+            let details = ErrorDetails { used_by, ..details };
+            let hint = "remove those who begin with it first (viv rm)";
+            ApiError::new(ErrorCode::SnapshotInUse, message).hint(hint).details(details)
+        }
+        EngineError::SnapshotDamaged { .. } => {
+            ApiError::new(ErrorCode::Conflict, message).hint("use another one: viv snapshot ls")
+        }
+        EngineError::NotSaved { what, .. } => {
+            let details = ErrorDetails { what: Some(what), ..details };
+            let hint = "nothing was kept of it; viv events says more";
+            ApiError::new(ErrorCode::Conflict, message).hint(hint).details(details)
+        }
         EngineError::Locked(lease) => {
             let details = ErrorDetails {
                 holder: Some(lease.holder),

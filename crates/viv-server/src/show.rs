@@ -72,6 +72,8 @@ pub(crate) fn sandbox(view: View, provider: &str) -> Sandbox {
             lifetime_ms: record.policy.lifetime_ms,
             idle_ms: Some(record.policy.idle_ms),
             hibernate_ms: Some(record.policy.hibernate_ms),
+            snapshots_max: record.policy.snapshots_max,
+            snapshots_age_ms: record.policy.snapshots_age_ms,
         },
         services: ServiceShown::all(&record),
         keep_awake: leases.filter_map(|(name, lease)| keep_awake(name, lease)).collect(),
@@ -297,6 +299,7 @@ pub(crate) fn reconciler(status: &ReconcilerStatus, state: &ServerState) -> Reco
         ReconcilerName::ProviderSync => periods.provider_sync,
         ReconcilerName::Expiry => periods.expiry,
         ReconcilerName::Stuck => periods.stuck,
+        ReconcilerName::Snapshots => periods.snapshots,
         ReconcilerName::Retention => periods.retention,
         // One runs when somebody reads, the other for an alarm, and neither at a time of its own.
         ReconcilerName::Health | ReconcilerName::Idle => std::time::Duration::ZERO,

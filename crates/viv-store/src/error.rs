@@ -1,6 +1,6 @@
 //! What can go wrong in a store: a closed list.
 
-use viv_core::SandboxId;
+use viv_core::{SandboxId, SnapshotId};
 
 use crate::record::{Lease, Owner, Remembered};
 
@@ -35,6 +35,30 @@ pub enum StoreError {
         used: u64,
         /// How many there may be.
         max: u64,
+    },
+    /// The row of a snapshot changed since it was read.
+    #[error("{snapshot} has version {found}, not {expected}")]
+    SnapshotConflict {
+        /// Which.
+        snapshot: SnapshotId,
+        /// What the change was made from.
+        expected: u64,
+        /// What there is; 0 is none.
+        found: u64,
+    },
+    /// A snapshot that is to go is what these sandboxes begin with (L11).
+    #[error("{snapshot} is in use")]
+    SnapshotInUse {
+        /// Which.
+        snapshot: SnapshotId,
+        /// By some of those who use it.
+        by: Vec<SandboxId>,
+    },
+    /// A record begins with a snapshot that is not there, not ready, or being removed.
+    #[error("{snapshot} is not there to begin with")]
+    SnapshotMissing {
+        /// Which.
+        snapshot: SnapshotId,
     },
     /// Somebody else holds the lease.
     #[error("{} holds the lease", .0.holder)]

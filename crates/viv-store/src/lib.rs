@@ -30,7 +30,7 @@ pub use journal::{Cursor, JournalFilter, JournalLine, NewLine};
 pub use memory::MemoryStore;
 pub use record::{
     ApiKey, Change, Idempotency, KeyScope, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Quota, Remembered,
-    ScheduleListing, ScheduleQuery, Sums, SumsMax, Weights,
+    ScheduleListing, ScheduleQuery, SnapshotListing, SnapshotQuery, Sums, SumsMax, Weights,
 };
 pub use sqlite::SqliteStore;
 pub use store::{Epoch, Store};

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use viv_core::lifecycle::{PhaseName, Sandbox};
 use viv_core::schedule::Schedule;
+use viv_core::snapshot::Snapshot;
 use viv_core::spec::{Name, Project};
 use viv_core::{FencingToken, SandboxId, ScheduleId};
 
@@ -25,6 +26,8 @@ pub struct Change {
     /// For a decision that nobody uses it: refused as a conflict if somebody did after this, which is looked at in the
     /// same transaction (L6).
     pub unused_since_ms: Option<u64>,
+    /// Rows of snapshots that are written with the record: by its compare-and-set, and each by its own (L11).
+    pub snapshots: Vec<Snapshot>,
 }
 
 /// A key that a client gave, so that repeating its request does the work once.
@@ -125,6 +128,30 @@ pub struct Weights {
     pub unsaid: Sums,
     /// It was said that there is none: all that the machine has.
     pub unlimited: Sums,
+}
+
+/// Which snapshots to list: newest first.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SnapshotQuery {
+    /// Of this project.
+    pub project: Option<Project>,
+    /// Of this sandbox.
+    pub sandbox: Option<SandboxId>,
+    /// Only those that are being made or removed.
+    pub unsettled: bool,
+    /// After this one, which the page before gave as `next`; anything else is [`crate::StoreError::BadCursor`].
+    pub after: Option<String>,
+    /// At most this many.
+    pub limit: usize,
+}
+
+/// A page of snapshots.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SnapshotListing {
+    /// The rows.
+    pub items: Vec<Snapshot>,
+    /// Where to go on.
+    pub next: Option<String>,
 }
 
 /// Which records to list: newest first.

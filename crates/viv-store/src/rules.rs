@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use viv_core::lifecycle::{Evidence, PhaseName, Sandbox};
 use viv_core::limits::{ResourceLimits, UNLIMITED};
 use viv_core::schedule::Schedule;
+use viv_core::snapshot::Snapshot;
 use viv_core::spec::{Policy, SandboxSpec};
 
 use crate::error::StoreError;
@@ -21,6 +22,8 @@ pub(crate) fn shrunk(sandbox: &Sandbox) -> Sandbox {
         evidence: Evidence::default(),
         observed: None,
         saved: None,
+        origin: None,
+        rollback: None,
         expires_at_ms: None,
         keep_awake: BTreeMap::new(),
         ..sandbox.clone()
@@ -111,6 +114,16 @@ impl Sums {
 pub(crate) fn expected_version(sandbox: &Sandbox) -> Result<u64, StoreError> {
     sandbox.version.checked_sub(1).ok_or_else(|| StoreError::Corrupt {
         what: format!("{} was to be written with version 0; the first one is 1", sandbox.id),
+    })
+}
+
+/// Users that an error names; more do not help.
+pub(crate) const USERS_MAX: usize = 16;
+
+/// What the stored version has to be for this row to be written.
+pub(crate) fn expected_row_version(row: &Snapshot) -> Result<u64, StoreError> {
+    row.version.checked_sub(1).ok_or_else(|| StoreError::Corrupt {
+        what: format!("{} was to be written with version 0; the first one is 1", row.id),
     })
 }
 

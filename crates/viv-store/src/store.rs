@@ -4,14 +4,14 @@ use async_trait::async_trait;
 use tokio::sync::watch;
 use viv_core::lifecycle::Sandbox;
 use viv_core::schedule::Schedule;
+use viv_core::snapshot::Snapshot;
 use viv_core::spec::{Name, Project};
-use viv_core::{FencingToken, SandboxId, ScheduleId};
+use viv_core::{FencingToken, SandboxId, ScheduleId, SnapshotId};
 
 use crate::error::StoreError;
 use crate::journal::{Cursor, JournalFilter, JournalLine, NewLine};
 use crate::record::{
-    ApiKey, Change, Idempotency, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Remembered, ScheduleListing,
-    ScheduleQuery,
+    ApiKey, Change, Idempotency, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Remembered, ScheduleListing, ScheduleQuery, SnapshotListing, SnapshotQuery,
 };
 
 type Result<T> = std::result::Result<T, StoreError>;
@@ -41,9 +41,32 @@ pub trait Store: Send + Sync {
     /// Writes a record with its journal lines, by compare-and-set on its version, all or nothing.
     /// `Conflict` when the stored version is not one less. Checked in this order: `Superseded`, `Repeated`
     /// (idempotency key used before, whatever the body), `Conflict`, `NameTaken` (names of records that are neither
-    /// deleted nor stopped, per project), `Quota`. What is over gives its leases back in the same transaction. Answers
-    /// where the journal stands then.
+    /// deleted nor stopped, per project), `Quota`; then what is wrong with its snapshots, each written as by
+    /// [`Store::put_snapshot`]; last `SnapshotMissing`, when the record begins with one (see [`Sandbox::uses`]) that it
+    /// did not begin with before, and that is not ready. What is over gives its leases back in the same transaction.
+    /// Answers where the journal stands then.
     async fn commit(&self, epoch: Epoch, change: Change) -> Result<Cursor>;
+
+    /// Several commits as one, in their order: all of them, or none and the first error.
+    async fn commit_all(&self, epoch: Epoch, changes: Vec<Change>) -> Result<Cursor>;
+
+    /// Writes the row of a snapshot with its lines, by compare-and-set on its version: 1 is a new one.
+    /// `SnapshotConflict` when the stored version is not one less, `SnapshotInUse` when it is to be removed and a
+    /// record that is not over begins with it.
+    async fn put_snapshot(&self, epoch: Epoch, row: Snapshot, lines: Vec<NewLine>) -> Result<Cursor>;
+
+    /// Forgets the row of a snapshot that is being made or removed; one that is not there is forgotten, and then no
+    /// line is written. `SnapshotInUse` when a record that is not over begins with it.
+    async fn forget_snapshot(&self, epoch: Epoch, snapshot: &SnapshotId, lines: Vec<NewLine>) -> Result<Cursor>;
+
+    /// The row of a snapshot.
+    async fn snapshot(&self, snapshot: &SnapshotId) -> Result<Option<Snapshot>>;
+
+    /// A page of snapshots, newest first, in proportion to the page.
+    async fn snapshots(&self, query: &SnapshotQuery) -> Result<SnapshotListing>;
+
+    /// Records that are not over and begin with this snapshot, at most this many.
+    async fn users(&self, snapshot: &SnapshotId, limit: usize) -> Result<Vec<SandboxId>>;
 
     /// Writes lines that are about no change of a record.
     async fn append(&self, epoch: Epoch, lines: Vec<NewLine>) -> Result<Cursor>;

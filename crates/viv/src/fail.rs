@@ -152,6 +152,7 @@ pub(crate) fn exit_code(code: ErrorCode) -> u8 {
         ErrorCode::NotFound => NOT_FOUND,
         ErrorCode::Conflict
         | ErrorCode::NameTaken
+        | ErrorCode::SnapshotInUse
         | ErrorCode::IdempotencyMismatch
         | ErrorCode::NotRunning
         | ErrorCode::LifecycleLocked
@@ -179,6 +180,7 @@ fn hint(code: ErrorCode) -> Option<&'static str> {
         ErrorCode::NotFound => Some("`viv ps --all` lists sandboxes"),
         ErrorCode::NotRunning => Some("`viv ensure` makes it run"),
         ErrorCode::NameTaken => Some("`viv ensure NAME` makes the one that has it run"),
+        ErrorCode::SnapshotInUse => Some("`viv snapshot show` says who uses it"),
         ErrorCode::Unauthenticated => Some("set VIV_KEY, or VIV_DATA to the daemon's data folder"),
         ErrorCode::Forbidden => Some("use a key with a wider scope"),
         ErrorCode::QuotaExceeded => Some("`viv ps` shows what is in use, `viv rm` gives it back"),

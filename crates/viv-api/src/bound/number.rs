@@ -188,6 +188,18 @@ number!(
     KeyLifetimeMs, "a key's lifetime in milliseconds", 60_000, 3_650 * DAY_MS
 );
 number!(
+    /// How many sandboxes a fork makes.
+    ForkCount, "a number of forks", 1, viv_core::snapshot::FORKS_MAX as u64
+);
+number!(
+    /// How many snapshots that were asked for are kept of a sandbox.
+    SnapshotsMax, "a number of snapshots", 1, viv_core::snapshot::SNAPSHOTS_MAX as u64
+);
+number!(
+    /// How long snapshots that were asked for are kept.
+    SnapshotsAgeMs, "an age in milliseconds", 1_000, 3_650 * DAY_MS
+);
+number!(
     /// How many items a page has at most.
     PageLimit, "a page's limit", 1, 1_000
 );

@@ -142,6 +142,11 @@ text!(
     |text| text.parse::<SandboxId>().is_ok() || is_label(text)
 );
 text!(
+    /// A snapshot's id.
+    SnapshotRef, "a snapshot's id", 5, 52, "^snp_[a-z0-9]+$", "snp_ and then small letters and digits",
+    "snp_01h2xcejqtf2nbrexx3vqjhp41", |text| text.parse::<viv_core::SnapshotId>().is_ok()
+);
+text!(
     /// A label's key.
     LabelKey, "a label's key", 1, 63, "^[A-Za-z0-9][A-Za-z0-9._/-]*$",
     "letters, digits, dots, slashes, hyphens and underscores, beginning with a letter or digit", "team",

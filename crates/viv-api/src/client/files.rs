@@ -17,6 +17,12 @@ use crate::{header, path};
 /// Bytes on their way here. A connection that breaks is an error, not an end.
 pub struct Download(BodyReader<'static>);
 
+impl Download {
+    pub(super) fn of(response: ureq::http::Response<ureq::Body>) -> Self {
+        Self(response.into_body().into_reader())
+    }
+}
+
 impl Read for Download {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.0.read(buffer)
@@ -91,7 +97,7 @@ impl SandboxHandle<'_> {
 
     fn download(&self, path: String, accept: &'static str) -> Result<Download> {
         let response = self.client.http.send(self.call(Call::get(path).accept(accept)))?;
-        Ok(Download(response.into_body().into_reader()))
+        Ok(Download::of(response))
     }
 }
 

@@ -372,4 +372,10 @@ pub struct SandboxPolicy {
     /// Time frozen after which it is saved, or, when it is not persistent, ends; never when absent.
     #[serde(default)]
     pub hibernate_ms: Option<u64>,
+    /// How many snapshots that were asked for are kept; all when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshots_max: Option<u32>,
+    /// How long snapshots that were asked for are kept; for ever when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshots_age_ms: Option<u64>,
 }

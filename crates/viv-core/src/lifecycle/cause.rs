@@ -55,6 +55,10 @@ pub enum Cause {
     UserDiscard,
     /// A user deleted it.
     UserDelete,
+    /// A user made it go on from a snapshot.
+    Rollback,
+    /// A user made it begin anew.
+    Reset,
     /// Its hard deadline passed.
     Expired,
     /// It was saved.
@@ -112,6 +116,8 @@ impl Cause {
             Self::UserStop => "user_stop",
             Self::UserDiscard => "user_discard",
             Self::UserDelete => "user_delete",
+            Self::Rollback => "rollback",
+            Self::Reset => "reset",
             Self::Expired => "expired",
             Self::Saved => "saved",
             Self::SaveFailed => "save_failed",

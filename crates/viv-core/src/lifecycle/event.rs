@@ -7,7 +7,7 @@ use super::evidence::Evidence;
 use super::{EntryKind, Observed};
 use crate::cause::EndCause;
 use crate::hook::HookReport;
-use crate::id::{Generation, OperationId};
+use crate::id::{Generation, OperationId, SnapshotId};
 use crate::service::ServiceReport;
 
 /// Something that happened, or that somebody wants.
@@ -75,6 +75,20 @@ pub enum Event {
     /// again (L21).
     Drain {
         /// Who drains.
+        by: Actor,
+    },
+    /// Somebody wants it to go on from a snapshot, under the same id (L11). An entry: it runs then.
+    Rollback {
+        /// From which.
+        snapshot: SnapshotId,
+        /// Whether what it is now is thrown away instead of saved first.
+        discard: bool,
+        /// Who.
+        by: Actor,
+    },
+    /// Somebody wants it to begin anew: without its instance and without what was saved of it (L12). An entry.
+    Reset {
+        /// Who.
         by: Actor,
     },
     /// An effect had this outcome.

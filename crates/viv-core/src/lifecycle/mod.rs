@@ -34,7 +34,7 @@ mod phase;
 mod status;
 mod step;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -171,7 +171,7 @@ pub struct Sandbox {
     /// Why it is to be at rest, once it is: what is acted upon later still has this cause.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rests_for: Option<Cause>,
-    /// The state that was saved last by hibernating, and the last that is known to be good.
+    /// The state that was saved last by hibernating or gone back to, and the last that is known to be good.
     pub saved: Option<SnapshotId>,
     /// What was sealed of an instance that had to be replaced, until what is made from it works (T7).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -179,6 +179,15 @@ pub struct Sandbox {
     /// Commands that ran when it was saved: they do not run any more, and are told so (X5).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lost_executions: Vec<LostExecution>,
+    /// What it was made from, instead of from its image; it begins there again when nothing is saved (L11).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<SnapshotId>,
+    /// What it is to go back to, once its instance is gone. It is the saved state from then on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollback: Option<SnapshotId>,
+    /// Whether all that was saved of it goes with its last instance (L12).
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub resetting: bool,
     /// When it was created.
     pub created_at_ms: u64,
     /// The last activity (L6).
@@ -198,6 +207,11 @@ pub struct Sandbox {
     pub warned_of_ms: Option<u64>,
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands it over so")]
+fn is_false(flag: &bool) -> bool {
+    !*flag
+}
+
 /// What a new sandbox is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewSandbox {
@@ -213,6 +227,8 @@ pub struct NewSandbox {
     pub policy: Policy,
     /// Free labels.
     pub labels: BTreeMap<String, String>,
+    /// What it begins with, instead of with its image.
+    pub origin: Option<SnapshotId>,
     /// Who creates it.
     pub by: Actor,
 }
@@ -271,7 +287,7 @@ impl Default for Timings {
 impl Sandbox {
     /// A sandbox that was just asked for: its first instance is outstanding.
     pub fn create(new: NewSandbox, at: Moment<'_>) -> Self {
-        let NewSandbox { id, project, name, spec, policy, labels, by } = new;
+        let NewSandbox { id, project, name, spec, policy, labels, origin, by } = new;
         let entry = Entry { kind: EntryKind::Create, by: by.clone(), at_ms: at.now_ms };
         let mut sandbox = Self {
             id,
@@ -297,6 +313,9 @@ impl Sandbox {
             saved: None,
             sealed: None,
             lost_executions: Vec::new(),
+            origin,
+            rollback: None,
+            resetting: false,
             created_at_ms: at.now_ms,
             active_at_ms: at.now_ms,
             expires_at_ms: None,
@@ -306,8 +325,20 @@ impl Sandbox {
             warned_of_ms: None,
         };
         let work = sandbox.work(at, at.timings.make_ms);
-        sandbox.phase = Phase::Provisioning { step: MakeStep::Make, rebuilds: 0, work };
+        sandbox.phase = match sandbox.origin.clone() {
+            Some(snapshot) => Phase::Resuming { step: ResumeStep::Make, snapshot, rebuilds: 0, work },
+            None => Phase::Provisioning { step: MakeStep::Make, rebuilds: 0, work },
+        };
         sandbox
+    }
+
+    /// The snapshots that it cannot do without: nobody removes them while it is there (L11).
+    pub fn uses(&self) -> BTreeSet<&SnapshotId> {
+        // What is to be gone is never made again.
+        if self.is_over() || self.desired == Desired::Gone {
+            return BTreeSet::new();
+        }
+        [&self.saved, &self.sealed, &self.origin, &self.rollback].into_iter().flatten().collect()
     }
 
     /// Whether nothing will ever happen to it again.
@@ -320,7 +351,7 @@ impl Sandbox {
     /// be acted upon before.
     pub fn due_at_ms(&self) -> Option<u64> {
         let looked_at_again = match &self.phase {
-            Phase::Ready | Phase::Verifying { .. } => self.desired == Desired::Hibernated,
+            Phase::Ready | Phase::Verifying { .. } => self.desired == Desired::Hibernated || self.rollback.is_some(),
             Phase::Hibernated { .. } | Phase::Lost => self.entry.is_some(),
             Phase::Provisioning { .. }
             | Phase::Frozen { .. }
@@ -358,8 +389,8 @@ impl Sandbox {
             | Phase::Stopping { .. }
             | Phase::Stopped => return None,
         };
-        // A stop was acknowledged and is about to be acted upon; frozen, it would be forgotten.
-        if self.desired != Desired::Running {
+        // A stop, or a way back, was acknowledged and is about to be acted upon; frozen, it would be forgotten.
+        if self.desired != Desired::Running || self.rollback.is_some() {
             return None;
         }
         let used_at_ms = self.active_at_ms.max(self.phase_since_ms);
@@ -367,9 +398,9 @@ impl Sandbox {
         Some(used_at_ms.saturating_add(window_ms).max(awake_ms))
     }
 
-    /// What the next instance is made from, if anything was saved.
-    fn made_from(&self) -> Option<SnapshotId> {
-        self.sealed.clone().or_else(|| self.saved.clone())
+    /// What the next instance is made from, if not from its image.
+    pub fn made_from(&self) -> Option<SnapshotId> {
+        self.sealed.clone().or_else(|| self.saved.clone()).or_else(|| self.origin.clone())
     }
 
     /// An execution of its current instance as it stands by this record: what is being saved runs no more, from the
@@ -404,7 +435,7 @@ impl Sandbox {
     }
 
     /// The snapshot that this operation makes.
-    fn snapshot_of(operation: &OperationId) -> SnapshotId {
+    pub fn snapshot_of(operation: &OperationId) -> SnapshotId {
         let body = operation.as_str().trim_start_matches(OperationId::PREFIX);
         format!("{}{body}", SnapshotId::PREFIX).parse().expect("made of an id")
     }

@@ -25,8 +25,19 @@ const DESIGN: [(PhaseName, &[PhaseName]); 11] = [
 ];
 
 /// What is more than the design's; `docs/lifecycle.md` says why.
-pub(crate) const MORE: [(PhaseName, PhaseName); 4] =
-    [(Verifying, Hibernating), (Lost, Hibernating), (Hibernating, Failed), (Resuming, Provisioning)];
+pub(crate) const MORE: [(PhaseName, PhaseName); 9] = [
+    (Verifying, Hibernating),
+    (Lost, Hibernating),
+    (Hibernating, Failed),
+    // A reset begins anew from everywhere.
+    (Ready, Provisioning),
+    (Frozen, Provisioning),
+    (Hibernating, Provisioning),
+    (Hibernated, Provisioning),
+    (Resuming, Provisioning),
+    // What is to go back and did not come up begins there.
+    (Provisioning, Resuming),
+];
 
 #[test]
 fn the_edges_are_those_of_the_design() {

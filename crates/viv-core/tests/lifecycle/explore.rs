@@ -17,8 +17,8 @@ use viv_core::{EndCause, Generation};
 
 use crate::laws;
 use crate::setup::{
-    NOW_MS, created, created_with_service, delete, done, enter, evidence, incomplete, made, of_service, seen, served,
-    step_at, stop, user,
+    NOW_MS, created, created_with_service, delete, done, enter, evidence, incomplete, made, of_service, reset, rollback,
+    seen, served, step_at, stop, user,
 };
 
 /// A deadline that is ahead.
@@ -55,6 +55,7 @@ fn explore() -> Explored {
     let mut known = BTreeSet::new();
     let mut ahead = VecDeque::new();
     for persistent in [false, true] {
+        // What was made from a snapshot is in the model's lives.
         let first = alike(&created(persistent), NOW_MS);
         known.insert(key(&first));
         ahead.push_back(first);
@@ -166,6 +167,7 @@ pub(crate) fn events(sandbox: &Sandbox, now_ms: u64) -> Vec<(&'static str, Event
             events.push((word, Event::Rest { to, woken_at_ms, used_at_ms: 0, by: user() }));
         }
     }
+    events.extend([("rollback", rollback(false)), ("rollback, discarding", rollback(true)), ("reset", reset())]);
     for kind in [EntryKind::Create, EntryKind::Ensure, EntryKind::Task, EntryKind::Gateway, EntryKind::Schedule] {
         let word = if kind.is_explicit() { "entry by will" } else { "entry by traffic" };
         events.push((word, enter(kind)));
@@ -320,7 +322,7 @@ fn alike(sandbox: &Sandbox, now_ms: u64) -> Sandbox {
     if let Some(observed) = &mut next.observed {
         observed.at_ms = NOW_MS;
     }
-    let saved = next.sealed.clone().or_else(|| next.saved.clone());
+    let saved = next.made_from();
     match &mut next.phase {
         Phase::Provisioning { work, .. } | Phase::Stopping { work } | Phase::Hibernating { work, .. } => {
             same_work(work, now_ms);

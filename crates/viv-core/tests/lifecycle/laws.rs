@@ -99,7 +99,9 @@ fn ignored(before: &Sandbox, event: &Event, why: Ignored) {
         | Event::Delete { .. }
         | Event::Freeze { .. }
         | Event::Thaw { .. }
-        | Event::Hibernate { .. } => assert_eq!(why, Ignored::NothingNew),
+        | Event::Hibernate { .. }
+        | Event::Rollback { .. }
+        | Event::Reset { .. } => assert_eq!(why, Ignored::NothingNew),
     }
     if let Event::Enter { .. } = event {
         // Whoever asks is answered by what is there, or by what is under way.
@@ -108,6 +110,11 @@ fn ignored(before: &Sandbox, event: &Event, why: Ignored) {
     if let Event::Stop { .. } = event {
         assert!(before.desired != Desired::Running && before.entry.is_none(), "a stop was dropped: {before:?}");
     }
+}
+
+/// Whether somebody wants it to run.
+fn is_entry(event: &Event) -> bool {
+    matches!(event, Event::Enter { .. } | Event::Rollback { .. } | Event::Reset { .. })
 }
 
 /// The version grows by exactly one; who it is and by which policy it lives never change (L16); every transition has a
@@ -208,13 +215,17 @@ fn arrivals(before: &Sandbox, event: &Event, accepted: &Accepted) {
                 before.phase,
                 Phase::Hibernating { step: HibernateStep::Clear, .. } | Phase::Resuming { step: ResumeStep::Clear, .. }
             );
-            assert!(clearing && cleared && (next.saved.is_some() || next.sealed.is_some()));
+            assert!(clearing && cleared && next.made_from().is_some());
+            assert!(next.rollback.is_none(), "what was to be gone back to was forgotten: {next:?}");
         }
         PhaseName::Provisioning | PhaseName::Resuming => match from {
             PhaseName::Hibernated | PhaseName::Lost | PhaseName::Failed => {
                 let waited_for = before.entry.is_some() && *event == Event::Due;
-                assert!(matches!(event, Event::Enter { .. }) || waited_for, "{event:?} woke {before:?}");
+                assert!(is_entry(event) || waited_for, "{event:?} woke {before:?}");
             }
+            // It did not come up, and the next one begins where it is to go back to.
+            PhaseName::Provisioning if before.rollback.is_some() => assert!(next.rollback.is_none()),
+            _ if matches!(event, Event::Reset { .. }) => assert!(next.resetting && next.saved.is_none()),
             PhaseName::Verifying => assert!(before.entry.is_some()),
             // There was something to save of what is replaced, and it could not be, and nothing was before (T7).
             PhaseName::Resuming => {
@@ -255,6 +266,8 @@ fn whose(before: &Sandbox, event: &Event, accepted: &Accepted) {
             | Event::Idle { .. }
             | Event::Rest { .. }
             | Event::Drain { .. }
+            | Event::Rollback { .. }
+            | Event::Reset { .. }
             | Event::Done { .. }
             | Event::Seen { .. }
             | Event::Probed { .. }
@@ -277,10 +290,10 @@ fn wishes(before: &Sandbox, event: &Event, accepted: &Accepted) {
     if next.desired == Desired::Gone {
         assert!(next.entry.is_none());
     }
-    let entered = matches!(event, Event::Enter { .. } | Event::Thaw { .. });
+    let entered = is_entry(event) || matches!(event, Event::Thaw { .. });
     assert!(entered || before.entry.is_some() || next.entry.is_none(), "an entry out of nothing");
     if before.held && !next.held {
-        assert!(matches!(event, Event::Enter { kind, .. } if kind.is_explicit()));
+        assert!(is_entry(event) && !matches!(event, Event::Enter { kind, .. } if !kind.is_explicit()));
     }
     if before.held && next.held {
         assert!(next.desired != Desired::Running && next.entry.is_none());
@@ -339,7 +352,7 @@ fn patience(before: &Sandbox, event: &Event, accepted: &Accepted, now_ms: u64) {
         }
         Event::Done { outcome: Outcome::Hooked(_), .. } => assert_eq!(next.cause.cause, Cause::HookFailed),
         Event::Seen { seen, .. } => assert!(matches!(seen, Seen::Ended(_) | Seen::Absent)),
-        Event::Stop { .. } | Event::Delete { .. } => {}
+        Event::Stop { .. } | Event::Delete { .. } | Event::Rollback { .. } | Event::Reset { .. } => {}
         Event::Due => {
             assert!(!matches!(next.phase, Phase::Provisioning { .. } | Phase::Resuming { .. }), "replaced for time");
         }

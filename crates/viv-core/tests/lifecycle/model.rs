@@ -14,7 +14,9 @@ use viv_core::{EndCause, Generation, OperationId};
 use crate::explore::events;
 use crate::laws;
 use crate::provider::{Provider, State};
-use crate::setup::{NOW_MS, created, delete, enter, evidence, incomplete, seen, step_at, stop, user};
+use crate::setup::{
+    NOW_MS, created, delete, enter, evidence, incomplete, made_from, reset, rollback, seen, step_at, stop, target, user,
+};
 
 /// Something that happens in the world.
 #[derive(Debug, Clone)]
@@ -22,6 +24,10 @@ enum Act {
     Enter(EntryKind),
     Stop,
     Delete,
+    /// It is to go on from a snapshot that is there; what it is may be thrown away.
+    Rollback(bool),
+    /// It is to begin anew.
+    Reset,
     /// Nobody used it for long enough.
     Idle {
         freezes: bool,
@@ -94,12 +100,14 @@ struct World {
 }
 
 impl World {
-    fn new(persistent: bool) -> Self {
-        let sandbox = created(persistent);
+    fn new(persistent: bool, from_snapshot: bool) -> Self {
+        let sandbox = if from_snapshot { made_from(persistent) } else { created(persistent) };
         let first = outstanding(&sandbox).expect("it is to be made").1.operation.clone();
         let promised = Promised { operations: [first].into(), ..Promised::default() };
         let (requests, answers) = (Vec::new(), Vec::new());
-        Self { sandbox, now_ms: NOW_MS, provider: Provider::default(), requests, answers, promised }
+        let mut provider = Provider::default();
+        provider.snapshots.insert(target());
+        Self { sandbox, now_ms: NOW_MS, provider, requests, answers, promised }
     }
 
     fn act(&mut self, act: &Act) {
@@ -114,6 +122,8 @@ impl World {
                 self.hear(&delete());
                 self.promised.gone = true;
             }
+            Act::Rollback(discard) => self.go_back(&rollback(*discard)),
+            Act::Reset => self.go_back(&reset()),
             Act::Idle { freezes } => {
                 self.now_ms = self.now_ms.max(self.sandbox.idle_at_ms(*freezes).unwrap_or(0));
                 self.hear(&Event::Idle { freezes: *freezes });
@@ -179,6 +189,19 @@ impl World {
             self.promised.held_at = None;
         }
         self.hear(&enter(kind));
+    }
+
+    /// Both are entries, and as explicit as an entry can be.
+    fn go_back(&mut self, event: &Event) {
+        let denied = matches!(step_at(&self.sandbox, event, self.now_ms), Stepped::Denied(Denial::Gone));
+        assert_eq!(denied, self.promised.gone, "{event:?} in {:?}", self.sandbox);
+        if !denied {
+            self.promised.held_at = None;
+        }
+        self.hear(event);
+        if !denied && matches!(event, Event::Reset { .. }) {
+            assert!(self.sandbox.saved.is_none(), "it begins anew: {:?}", self.sandbox);
+        }
     }
 
     /// The one way by which the record changes.
@@ -443,6 +466,8 @@ fn acts() -> impl Strategy<Value = Act> {
         2 => Just(Act::Hibernate),
         1 => Just(Act::RetrySave),
         1 => Just(Act::Discard),
+        2 => any::<bool>().prop_map(Act::Rollback),
+        1 => Just(Act::Reset),
         2 => any::<usize>().prop_map(Act::LateRequest),
         3 => any::<usize>().prop_map(Act::LateAnswer),
         2 => disturbed.prop_map(Act::Disturb),
@@ -467,9 +492,10 @@ proptest! {
     #[test]
     fn whatever_happens_what_was_promised_holds(
         persistent in prop::bool::weighted(0.7),
+        from_snapshot in prop::bool::weighted(0.2),
         acts in prop::collection::vec(acts(), 1..150),
     ) {
-        let mut world = World::new(persistent);
+        let mut world = World::new(persistent, from_snapshot);
         for act in &acts {
             world.act(act);
         }

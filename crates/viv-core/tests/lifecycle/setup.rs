@@ -10,6 +10,7 @@ use viv_core::lifecycle::{
 };
 use viv_core::service::{Nudge, Readiness, Restart, RestartPolicy, ServiceFound, ServiceReport, ServiceSpec};
 use viv_core::spec::{Policy, Project, SandboxSpec, ServiceName};
+use viv_core::{SandboxId, SnapshotId};
 
 /// A time like any other, far from either end.
 pub(crate) const NOW_MS: u64 = 1_000_000_000_000;
@@ -75,8 +76,9 @@ pub(crate) fn created(persistent: bool) -> Sandbox {
         project: Project::default(),
         name: persistent.then(|| "box".parse().expect("a name")),
         spec: SandboxSpec { ports: vec![PORT], ..SandboxSpec::default() },
-        policy: Policy { persistent, lifetime_ms: 3_600_000, idle_ms: 900_000, hibernate_ms: 900_000 },
+        policy: Policy { persistent, lifetime_ms: 3_600_000, idle_ms: 900_000, ..Policy::default_for(None) },
         labels: [("team".to_owned(), "a".to_owned())].into(),
+        origin: None,
         by: user(),
     };
     let timings = Timings::default();
@@ -148,6 +150,36 @@ pub(crate) fn stop() -> Event {
 
 pub(crate) fn delete() -> Event {
     Event::Delete { by: user() }
+}
+
+/// What it can go back to.
+pub(crate) fn target() -> SnapshotId {
+    "snp_target".parse().expect("an id")
+}
+
+pub(crate) fn rollback(discard: bool) -> Event {
+    Event::Rollback { snapshot: target(), discard, by: user() }
+}
+
+pub(crate) fn reset() -> Event {
+    Event::Reset { by: user() }
+}
+
+/// One that is made from a snapshot.
+pub(crate) fn made_from(persistent: bool) -> Sandbox {
+    let new = created(persistent);
+    let new = NewSandbox {
+        id: new.id,
+        project: new.project,
+        name: new.name,
+        spec: new.spec,
+        policy: new.policy,
+        labels: new.labels,
+        origin: Some(target()),
+        by: user(),
+    };
+    let timings = Timings::default();
+    Sandbox::create(new, Moment { now_ms: NOW_MS, timings: &timings })
 }
 
 /// The current generation was seen so.

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use viv_core::SandboxId;
 use viv_core::lifecycle::{Actor, NewSandbox, Sandbox};
 use viv_core::spec::{Name, Policy, Project, SandboxSpec, check_pairs};
+use viv_core::{SandboxId, SnapshotId};
 use viv_store::{Change, Idempotency, StoreError};
 
 use crate::engine::Engine;
@@ -25,6 +25,8 @@ pub struct CreateRequest {
     pub policy: Policy,
     /// Free labels.
     pub labels: BTreeMap<String, String>,
+    /// The snapshot that it begins with, instead of with its image.
+    pub snapshot: Option<SnapshotId>,
     /// Who asks.
     pub by: Actor,
     /// The key under which the request can be repeated.
@@ -54,10 +56,13 @@ impl Engine {
     pub async fn create(&self, request: CreateRequest) -> Result<Created, EngineError> {
         let inner = &self.inner;
         inner.check_open()?;
-        let CreateRequest { project, name, spec, policy, labels, by, key } = request;
+        let CreateRequest { project, name, spec, policy, labels, snapshot, by, key } = request;
         spec.check()?;
         policy.check()?;
         check_pairs("labels", &labels)?;
+        if let Some(snapshot) = &snapshot {
+            inner.good_snapshot(&project, snapshot).await?;
+        }
         let at = inner.moment();
         let idempotency = key.map(|KeyedBy { key, body_hash }| Idempotency {
             project: project.clone(),
@@ -68,13 +73,13 @@ impl Engine {
         });
         let id = SandboxId::from_bytes((inner.draw)());
         let named = name.clone();
-        let new = NewSandbox { id, project: project.clone(), name, spec, policy, labels, by };
+        let new = NewSandbox { id, project: project.clone(), name, spec, policy, labels, origin: snapshot, by };
         // The lease comes with the first effect; its token is not part of the intent.
         let sandbox = Sandbox::create(new, at);
         let quota = inner.quota(&sandbox);
         let lines = vec![journal::created(&sandbox, at.now_ms)];
         let change =
-            Change { sandbox: sandbox.clone(), lines, idempotency: idempotency.clone(), quota, unused_since_ms: None };
+            Change { sandbox: sandbox.clone(), lines, idempotency: idempotency.clone(), quota, unused_since_ms: None, snapshots: Vec::new() };
         match inner.store.commit(inner.epoch, change).await {
             Ok(_) => {}
             Err(StoreError::Repeated(before)) => {

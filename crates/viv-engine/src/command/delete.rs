@@ -12,6 +12,10 @@ impl Engine {
     pub async fn delete(&self, sandbox: &SandboxId, by: Actor) -> Result<View, EngineError> {
         let record = self.inner.apply(sandbox, &Event::Delete { by }).await?.sandbox();
         self.inner.reached("delete.committed");
+        if record.is_over() {
+            // There is nothing left to clear but what was saved of it; what is in use is looked at again later.
+            self.inner.reconcilers.tidy_snapshots_of(&record.id);
+        }
         Ok(self.inner.view(record))
     }
 }

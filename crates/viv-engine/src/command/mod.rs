@@ -6,7 +6,9 @@ mod delete;
 mod ensure;
 mod extend;
 mod limits;
+mod reset;
 mod rest;
+mod rollback;
 mod stop;
 mod wait;
 

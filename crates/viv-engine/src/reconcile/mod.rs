@@ -5,6 +5,7 @@ mod expiry;
 mod health;
 mod provider_sync;
 mod retention;
+mod snapshots;
 mod stuck;
 
 use std::collections::BTreeMap;
@@ -19,6 +20,9 @@ use crate::error::EngineError;
 pub(crate) use health::Health;
 use provider_sync::Suspects;
 
+/// The place of this one among those that run on a period.
+const SNAPSHOTS_BELL: usize = 4;
+
 /// Which one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ReconcilerName {
@@ -32,14 +36,16 @@ pub enum ReconcilerName {
     Health,
     /// What nobody used for its window (L5).
     Idle,
+    /// Snapshots that are too many, too old, or nobody's (L11).
+    Snapshots,
     /// Old lines, keys and tombstones (J9).
     Retention,
 }
 
 impl ReconcilerName {
     /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::ProviderSync, Self::Expiry, Self::Stuck, Self::Health, Self::Idle, Self::Retention];
+    pub const ALL: [Self; 7] =
+        [Self::ProviderSync, Self::Expiry, Self::Stuck, Self::Health, Self::Idle, Self::Snapshots, Self::Retention];
 
     /// The word for it.
     pub fn as_str(self) -> &'static str {
@@ -49,6 +55,7 @@ impl ReconcilerName {
             Self::Stuck => "stuck",
             Self::Health => "health",
             Self::Idle => "idle",
+            Self::Snapshots => "snapshots",
             Self::Retention => "retention",
         }
     }
@@ -89,13 +96,20 @@ pub(crate) struct Report {
 #[derive(Debug, Default)]
 pub(crate) struct Reconcilers {
     statuses: Mutex<BTreeMap<ReconcilerName, ReconcilerStatus>>,
-    bells: [Notify; 4],
+    bells: [Notify; 5],
     pub(crate) suspects: Suspects,
+    pub(crate) strays: snapshots::Strays,
 }
 
 impl Reconcilers {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<ReconcilerName, ReconcilerStatus>> {
         self.statuses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was saved of this sandbox before may be of no use any more.
+    pub(crate) fn tidy_snapshots_of(&self, sandbox: &viv_core::SandboxId) {
+        self.strays.touch(sandbox);
+        self.bells[SNAPSHOTS_BELL].notify_one();
     }
 
     /// Asks all to run now.
@@ -157,6 +171,7 @@ pub(crate) fn spawn(inner: &Arc<Inner>) {
         (ReconcilerName::Expiry, periods.expiry),
         (ReconcilerName::Stuck, periods.stuck),
         (ReconcilerName::Retention, periods.retention),
+        (ReconcilerName::Snapshots, periods.snapshots),
     ];
     for (at, (name, period)) in periodic.into_iter().enumerate() {
         let inner = inner.clone();
@@ -191,6 +206,7 @@ async fn run(inner: Arc<Inner>, name: ReconcilerName, period: Duration, bell: us
             ReconcilerName::Expiry => expiry::run(&inner).await,
             ReconcilerName::Stuck => stuck::run(&inner).await,
             ReconcilerName::Retention => retention::run(&inner).await,
+            ReconcilerName::Snapshots => snapshots::run(&inner).await,
             // These have no period: one runs for what was read, the other for an alarm.
             ReconcilerName::Health | ReconcilerName::Idle => Ok(Report::default()),
         };

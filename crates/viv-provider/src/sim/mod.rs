@@ -42,7 +42,7 @@ use crate::error::ProviderError;
 use state::State;
 use viv_core::{EndCause, SandboxId};
 
-/// Everything that can be simulated, which is everything.
+/// Everything that can be simulated, which is everything but files of snapshots.
 const CAPABILITIES: [Capability; 24] = [
     Capability::Freeze,
     Capability::Extend,

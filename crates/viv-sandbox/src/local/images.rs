@@ -70,7 +70,7 @@ impl LocalProvider {
         owner: &OwnerMark,
         operation: &OperationId,
     ) -> Result<Snapshot> {
-        self.shared.store.import_snapshot(from, snapshot, owner, operation, &self.shared.host)
+        self.shared.store.import_snapshot(from, snapshot, owner, operation, None, &self.shared.host)
     }
 
     /// Writes a snapshot or an image as an OCI image; answers the digest of its manifest.

@@ -19,6 +19,7 @@ mod probe;
 mod save;
 mod shim_client;
 pub(crate) mod socket;
+mod transfer;
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -221,7 +222,11 @@ impl LocalProvider {
             all = all.with(capability);
         }
         let store = &self.shared.store;
-        all = all.with(C::SaveStopped).with(C::Restore).without(C::SaveMemory, "memory is not saved yet");
+        all = all
+            .with(C::SaveStopped)
+            .with(C::Restore)
+            .with(C::Transfer)
+            .without(C::SaveMemory, "memory is not saved yet");
         for capability in [C::SaveLive, C::Fork] {
             all = match self.shared.layout.v2 {
                 Some(_) => all.with(capability),
@@ -423,6 +428,21 @@ impl Provider for LocalProvider {
 
     async fn remove_snapshot(&self, mutation: &Mutation, sandbox: &SandboxId, snapshot: &SnapshotId) -> Result<()> {
         self.forget_snapshot(mutation, sandbox, snapshot).await
+    }
+
+    async fn export_snapshot(&self, snapshot: &SnapshotId) -> Result<ByteReader> {
+        self.export_to_stream(snapshot).await
+    }
+
+    async fn import_snapshot(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        owner: &OwnerMark,
+        snapshot: &SnapshotId,
+        file: ByteReader,
+    ) -> Result<Snapshot> {
+        self.import_from_stream(mutation, sandbox, owner, snapshot, file).await
     }
 
     async fn disk_usage(&self, instance: &InstanceRef) -> Result<DiskUsage> {

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use viv_core::{OperationId, OwnerMark, SnapshotId};
 use viv_image::Platform;
 use viv_layer::{Digest, Form, Packer, Survey};
-use viv_provider::{Integrity, SaveCost, Snapshot};
+use viv_provider::{InstanceRef, Integrity, SaveCost, Snapshot};
 
 use super::Store;
 use super::driver::DriverKind;
@@ -160,13 +160,14 @@ impl Store {
         Ok(place)
     }
 
-    /// Reads a snapshot from a file, under a new id.
+    /// Reads a snapshot from a file, under a new id: as one of this instance, or of the one that it was of.
     pub(crate) fn import_snapshot(
         &self,
         from: &Path,
         id: &SnapshotId,
         owner: &OwnerMark,
         operation: &OperationId,
+        instance: Option<&InstanceRef>,
         host: &HostBase,
     ) -> Result<Snapshot> {
         let started = std::time::Instant::now();
@@ -188,7 +189,7 @@ impl Store {
                 let id = self.take_in(&place.join("layers").join(index.to_string()), layer)?;
                 if layer.of_image { &mut of.image } else { &mut of.saved }.push(id);
             }
-            self.record_import(&header, id, owner, operation, of, host, started)
+            self.record_import(&header, id, owner, operation, instance, of, host, started)
         })();
         self.discard_left(&place);
         imported
@@ -265,6 +266,7 @@ impl Store {
         id: &SnapshotId,
         owner: &OwnerMark,
         operation: &OperationId,
+        instance: Option<&InstanceRef>,
         of: MadeOf,
         host: &HostBase,
         started: std::time::Instant,
@@ -285,6 +287,7 @@ impl Store {
         let snapshot = Snapshot {
             id: id.clone(),
             owner: owner.clone(),
+            source: instance.unwrap_or(&header.snapshot.source).clone(),
             // Whatever the file says of these.
             size_bytes: self.saved_bytes(&of).tried(cannot)?,
             memory: false,

@@ -12,6 +12,7 @@ mod output;
 mod rest;
 mod sandboxes;
 mod schedules;
+mod snapshots;
 
 use crate::api::{Api, Table};
 use crate::state::ServerState;
@@ -32,6 +33,7 @@ pub(crate) fn tell(table: &mut impl Table) {
     sandboxes::tell(table);
     lifecycle::tell(table);
     rest::tell(table);
+    snapshots::tell(table);
     looks::tell(table);
     executions::tell(table);
     output::tell(table);

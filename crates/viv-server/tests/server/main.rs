@@ -10,4 +10,5 @@ mod openapi;
 mod private;
 mod schemathesis;
 mod services;
+mod snapshots;
 mod world;

@@ -53,6 +53,7 @@ impl Lab {
             spec: SandboxSpec::default(),
             policy: Policy::default_for(None),
             labels: BTreeMap::new(),
+            origin: None,
             by: Actor::part("suite"),
         };
         let at = Moment { now_ms: created_at_ms, timings: &Timings::default() };
@@ -129,6 +130,7 @@ pub(super) fn change(sandbox: &Sandbox) -> Change {
         idempotency: None,
         quota: None,
         unused_since_ms: None,
+        snapshots: Vec::new(),
     }
 }
 

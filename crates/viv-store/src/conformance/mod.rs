@@ -20,6 +20,7 @@ mod quotas;
 mod records;
 mod retention;
 mod schedules;
+mod snapshots;
 mod times;
 
 use std::future::Future;
@@ -151,6 +152,17 @@ macro_rules! __store_cases {
                 touch_is_no_change,
                 l6_who_is_used_meanwhile_does_not_idle,
                 a_commit_does_not_undo_a_touch,
+            }
+            snapshots {
+                l11_are_written_with_the_record_or_not_at_all,
+                l11_a_stale_version_conflicts,
+                l11_what_is_in_use_does_not_go,
+                l11_nothing_begins_with_what_is_not_ready,
+                l11_of_a_use_and_a_removal_at_once_one_wins,
+                l11_a_fork_makes_all_or_none,
+                l18_a_fork_counts_all_of_its_own,
+                are_listed_newest_first_by_every_filter,
+                are_forgotten_with_a_line_once,
             }
             keys {
                 s3_are_kept_and_replaced_with_a_line,

@@ -34,6 +34,8 @@ fn full(lab: &Lab) -> Sandbox {
 
 pub(super) async fn what_is_written_is_read_back(lab: &Lab) {
     let mut sandbox = full(lab);
+    let saved = super::snapshots::row(lab, "snp_2", Some(&sandbox), 1);
+    lab.store.put_snapshot(lab.epoch, saved, Vec::new()).await.unwrap();
     lab.put(&sandbox).await;
     assert_eq!(lab.get(&sandbox).await.as_ref(), Some(&sandbox));
     let phases = PhaseName::ALL.map(phase).into_iter();

@@ -48,6 +48,8 @@ pub(super) async fn j9_tombstones_shrink(lab: &Lab) {
     over.spec.env.insert("TOKEN".to_owned(), "much".to_owned());
     over.saved = Some("snp_9".parse().unwrap());
     let living = Sandbox { name: Some("b".parse().unwrap()), id: lab.id(), ..over.clone() };
+    let saved = super::snapshots::row(lab, "snp_9", Some(&over), 1);
+    lab.store.put_snapshot(lab.epoch, saved, Vec::new()).await.unwrap();
     lab.put(&over).await;
     lab.put(&living).await;
     lab.put_next(&mut over, |over| {

@@ -8,6 +8,7 @@
 
 mod read;
 mod schedules;
+mod snapshots;
 mod write;
 
 use std::collections::BTreeMap;
@@ -18,14 +19,14 @@ use async_trait::async_trait;
 use tokio::sync::watch;
 use viv_core::lifecycle::Sandbox;
 use viv_core::schedule::Schedule;
+use viv_core::snapshot::Snapshot;
 use viv_core::spec::{Name, Project};
-use viv_core::{FencingToken, SandboxId, ScheduleId};
+use viv_core::{FencingToken, SandboxId, ScheduleId, SnapshotId};
 
 use crate::error::StoreError;
 use crate::journal::{Cursor, JournalFilter, JournalLine, NewLine};
 use crate::record::{
-    ApiKey, Change, Idempotency, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Remembered, ScheduleListing,
-    ScheduleQuery,
+    ApiKey, Change, Idempotency, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Remembered, ScheduleListing, ScheduleQuery, SnapshotListing, SnapshotQuery,
 };
 use crate::store::{Epoch, Store};
 
@@ -66,6 +67,7 @@ struct State {
     token: u64,
     /// With the latest activity inside.
     sandboxes: BTreeMap<SandboxId, Sandbox>,
+    snapshots: BTreeMap<SnapshotId, Snapshot>,
     journal: BTreeMap<Cursor, NewLine>,
     /// Of the last line that was ever written.
     cursor: Cursor,
@@ -170,6 +172,34 @@ impl Store for MemoryStore {
 
     async fn commit(&self, epoch: Epoch, change: Change) -> Result<Cursor> {
         self.write("commit", epoch, |state| state.commit(change))
+    }
+
+    async fn commit_all(&self, epoch: Epoch, changes: Vec<Change>) -> Result<Cursor> {
+        self.write("commit_all", epoch, |state| state.commit_all(changes))
+    }
+
+    async fn put_snapshot(&self, epoch: Epoch, row: Snapshot, lines: Vec<NewLine>) -> Result<Cursor> {
+        self.write("put_snapshot", epoch, |state| {
+            state.check_row(&row)?;
+            state.snapshots.insert(row.id.clone(), row);
+            Ok(state.append(lines))
+        })
+    }
+
+    async fn forget_snapshot(&self, epoch: Epoch, snapshot: &SnapshotId, lines: Vec<NewLine>) -> Result<Cursor> {
+        self.write("forget_snapshot", epoch, |state| state.forget_snapshot(snapshot, lines))
+    }
+
+    async fn snapshot(&self, snapshot: &SnapshotId) -> Result<Option<Snapshot>> {
+        self.call("snapshot", |state| Ok(state.snapshots.get(snapshot).cloned()))
+    }
+
+    async fn snapshots(&self, query: &SnapshotQuery) -> Result<SnapshotListing> {
+        self.call("snapshots", |state| state.list_snapshots(query))
+    }
+
+    async fn users(&self, snapshot: &SnapshotId, limit: usize) -> Result<Vec<SandboxId>> {
+        self.call("users", |state| Ok(state.users(snapshot, limit)))
     }
 
     async fn append(&self, epoch: Epoch, lines: Vec<NewLine>) -> Result<Cursor> {

@@ -18,7 +18,7 @@ impl State {
     }
 
     pub(super) fn commit(&mut self, change: Change) -> Result<Cursor> {
-        let Change { mut sandbox, lines, idempotency, quota, unused_since_ms } = change;
+        let Change { mut sandbox, lines, idempotency, quota, unused_since_ms, snapshots } = change;
         if let Some(known) = idempotency.as_ref().and_then(|key| self.remembered(key)) {
             return Err(StoreError::Repeated(Box::new(known)));
         }
@@ -35,8 +35,13 @@ impl State {
         if let Some(quota) = quota {
             self.check_quota(&sandbox, quota)?;
         }
+        for row in &snapshots {
+            self.check_row(row)?;
+        }
+        self.check_uses(&sandbox, &snapshots)?;
+        self.snapshots.extend(snapshots.into_iter().map(|row| (row.id.clone(), row)));
         // A touch since the record was read is not undone.
-        let known_ms = found.map_or(0, |found| found.active_at_ms);
+        let known_ms = self.sandboxes.get(&sandbox.id).map_or(0, |found| found.active_at_ms);
         sandbox.active_at_ms = sandbox.active_at_ms.max(known_ms);
         if let Some(Idempotency { project, route, key, body_hash, at_ms }) = idempotency {
             let known = Remembered { body_hash, sandbox: sandbox.id.clone(), at_ms };

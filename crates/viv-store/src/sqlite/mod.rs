@@ -12,6 +12,7 @@ mod read;
 mod renew;
 mod schedules;
 mod schema;
+mod snapshots;
 mod threads;
 mod write;
 
@@ -25,14 +26,14 @@ use rusqlite::{Connection, OpenFlags};
 use tokio::sync::watch;
 use viv_core::lifecycle::Sandbox;
 use viv_core::schedule::Schedule;
+use viv_core::snapshot::Snapshot;
 use viv_core::spec::{Name, Project};
-use viv_core::{FencingToken, SandboxId, ScheduleId};
+use viv_core::{FencingToken, SandboxId, ScheduleId, SnapshotId};
 
 use crate::error::StoreError;
 use crate::journal::{Cursor, JournalFilter, JournalLine, NewLine};
 use crate::record::{
-    ApiKey, Change, Idempotency, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Remembered, ScheduleListing,
-    ScheduleQuery,
+    ApiKey, Change, Idempotency, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Remembered, ScheduleListing, ScheduleQuery, SnapshotListing, SnapshotQuery,
 };
 use crate::store::{Epoch, Store};
 use threads::{Bounded, Queue};
@@ -180,6 +181,34 @@ impl Store for SqliteStore {
 
     async fn commit(&self, epoch: Epoch, change: Change) -> Result<Cursor> {
         self.write(epoch, move |db| write::commit(db, &change)).await
+    }
+
+    async fn commit_all(&self, epoch: Epoch, changes: Vec<Change>) -> Result<Cursor> {
+        self.write(epoch, move |db| write::commit_all(db, &changes)).await
+    }
+
+    async fn put_snapshot(&self, epoch: Epoch, row: Snapshot, lines: Vec<NewLine>) -> Result<Cursor> {
+        self.write(epoch, move |db| snapshots::put(db, &row, &lines)).await
+    }
+
+    async fn forget_snapshot(&self, epoch: Epoch, snapshot: &SnapshotId, lines: Vec<NewLine>) -> Result<Cursor> {
+        let snapshot = snapshot.clone();
+        self.write(epoch, move |db| snapshots::forget(db, &snapshot, &lines)).await
+    }
+
+    async fn snapshot(&self, snapshot: &SnapshotId) -> Result<Option<Snapshot>> {
+        let snapshot = snapshot.clone();
+        self.readers.call(move |db| snapshots::get(db, &snapshot)).await
+    }
+
+    async fn snapshots(&self, query: &SnapshotQuery) -> Result<SnapshotListing> {
+        let query = query.clone();
+        self.readers.call(move |db| snapshots::list(db, &query)).await
+    }
+
+    async fn users(&self, snapshot: &SnapshotId, limit: usize) -> Result<Vec<SandboxId>> {
+        let snapshot = snapshot.clone();
+        self.readers.call(move |db| snapshots::users(db, &snapshot, limit)).await
     }
 
     async fn append(&self, epoch: Epoch, lines: Vec<NewLine>) -> Result<Cursor> {

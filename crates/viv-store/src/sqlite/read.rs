@@ -23,7 +23,7 @@ pub(super) fn sandbox(record: &str, active_at_ms: u64) -> Result<Sandbox> {
     Ok(Sandbox { active_at_ms: active_at_ms.max(sandbox.active_at_ms), ..sandbox })
 }
 
-fn id(text: &str) -> Result<SandboxId> {
+pub(super) fn id(text: &str) -> Result<SandboxId> {
     text.parse().map_err(|error| StoreError::Corrupt { what: format!("an id: {error}") })
 }
 

@@ -37,7 +37,7 @@ pub(super) fn own(db: &Connection, owner: &Owner) -> Result<Epoch> {
 }
 
 pub(super) fn commit(db: &Connection, change: &Change) -> Result<Cursor> {
-    let Change { sandbox, lines, idempotency, quota, unused_since_ms } = change;
+    let Change { sandbox, lines, idempotency, quota, unused_since_ms, snapshots } = change;
     if let Some(key) = idempotency
         && let Some(known) = read::remembered(db, key)?
     {
@@ -54,14 +54,25 @@ pub(super) fn commit(db: &Connection, change: &Change) -> Result<Cursor> {
     if let Some(quota) = quota {
         check_quota(db, sandbox, *quota)?;
     }
+    for row in snapshots {
+        super::snapshots::put(db, row, &[])?;
+    }
     put(db, sandbox, found.as_ref())?;
     if sandbox.is_over() {
         db.prepare_cached("DELETE FROM leases WHERE sandbox = ?1")?.execute([sandbox.id.as_str()])?;
     }
+    super::snapshots::put_uses(db, sandbox)?;
     if let Some(key) = idempotency {
         remember(db, key, sandbox)?;
     }
     append(db, lines)
+}
+
+pub(super) fn commit_all(db: &Connection, changes: &[Change]) -> Result<Cursor> {
+    for change in changes {
+        commit(db, change)?;
+    }
+    read::last_cursor(db)
 }
 
 /// What a commit has to know of the record that is there.

@@ -21,6 +21,7 @@ pub(crate) fn sandbox(now_ms: u64) -> Sandbox {
         spec: SandboxSpec::default(),
         policy: Policy::default_for(None),
         labels: [("suite".to_owned(), "store".to_owned())].into(),
+        origin: None,
         by: Actor::part("test"),
     };
     Sandbox::create(new, Moment { now_ms, timings: &Timings::default() })
@@ -34,7 +35,7 @@ pub(crate) fn change(sandbox: &Sandbox) -> Change {
         data: serde_json::json!({ "version": sandbox.version }),
         ..note("")
     };
-    Change { sandbox: sandbox.clone(), lines: vec![line], idempotency: None, quota: None, unused_since_ms: None }
+    Change { sandbox: sandbox.clone(), lines: vec![line], idempotency: None, quota: None, unused_since_ms: None, snapshots: Vec::new() }
 }
 
 /// A line about nothing.

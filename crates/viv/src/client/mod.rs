@@ -17,6 +17,7 @@ mod exec;
 mod executions;
 mod extend;
 mod feed;
+mod fork;
 mod interrupt;
 mod key;
 mod limits;
@@ -24,13 +25,16 @@ mod logs;
 mod new;
 mod progress;
 mod ps;
+mod reset;
 mod rest;
 mod rm;
+mod rollback;
 mod run;
 mod schedule;
 mod selftest;
 mod session;
 mod show;
+mod snapshot;
 mod spec;
 mod stats;
 mod stop;
@@ -92,6 +96,11 @@ pub(crate) enum Verb {
     Hibernate(rest::Args),
     /// Stop sandboxes; persistent ones are saved
     Stop(stop::Args),
+    /// Make, list, show, remove, export and import snapshots
+    Snapshot(snapshot::Args),
+    Rollback(rollback::Args),
+    Fork(fork::Args),
+    Reset(reset::Args),
     /// Delete sandboxes, for ever
     Rm(rm::Args),
     /// Move a sandbox's hard deadline
@@ -154,6 +163,10 @@ fn dispatch(verb: Verb, global: &Global) -> anyhow::Result<ExitCode> {
         Verb::Thaw(args) => rest::run(rest::Rest::Thaw, &args, &daemon),
         Verb::Hibernate(args) => rest::run(rest::Rest::Hibernate, &args, &daemon),
         Verb::Stop(args) => stop::run(&args, &daemon),
+        Verb::Snapshot(args) => snapshot::run(args, &daemon),
+        Verb::Rollback(args) => rollback::run(&args, &daemon),
+        Verb::Fork(args) => fork::run(args, &daemon),
+        Verb::Reset(args) => reset::run(&args, &daemon),
         Verb::Rm(args) => rm::run(&args, &daemon),
         Verb::Extend(args) => extend::run(&args, &daemon),
         Verb::Events(args) => events::run(&args, &daemon),

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use viv_api::bound::{
     BoundError, Env, EnvName, IdempotencyKey, IdleMs, ImageName, LabelFilter, Labels, LifetimeMs, Path, Port, Ports,
-    SandboxName, Services, WaitMs,
+    SandboxName, Services, SnapshotRef, SnapshotsAgeMs, SnapshotsMax, WaitMs,
 };
 use viv_api::client::{Change, ClientError};
 use viv_api::sandbox::{CreatePolicy, CreateSandbox, Egress, Network, Sandbox, Status};
@@ -29,6 +29,9 @@ pub(super) struct NewArgs {
     /// `host` for the machine's own userland, or an image's name [default: host]
     #[arg(long)]
     image: Option<ImageName>,
+    /// A snapshot that it begins with, instead of with an image
+    #[arg(long, value_name = "ID", conflicts_with = "image")]
+    snapshot: Option<SnapshotRef>,
     /// A label; `agent` says which kind of agent uses it, and is shown in lists
     #[arg(long, short, value_name = "KEY=VALUE")]
     label: Vec<LabelFilter>,
@@ -62,6 +65,12 @@ pub(super) struct NewArgs {
     /// Time frozen after which it is saved, or ends if it is not persistent; 15 minutes when not said
     #[arg(long, value_name = "SPAN", value_parser = parse_span)]
     hibernate: Option<u64>,
+    /// How many snapshots that were asked for are kept of it; all when not said
+    #[arg(long, value_name = "COUNT")]
+    snapshots_max: Option<SnapshotsMax>,
+    /// How long snapshots that were asked for are kept of it; for ever when not said
+    #[arg(long, value_name = "SPAN", value_parser = parse_span)]
+    snapshots_age: Option<u64>,
     #[command(flatten)]
     limits: LimitArgs,
 }
@@ -83,6 +92,8 @@ impl NewArgs {
             lifetime_ms: self.lifetime.map(LifetimeMs::new).transpose().map_err(wrong)?,
             idle_ms: self.idle.map(IdleMs::new).transpose().map_err(wrong)?,
             hibernate_ms: self.hibernate.map(IdleMs::new).transpose().map_err(wrong)?,
+            snapshots_max: self.snapshots_max,
+            snapshots_age_ms: self.snapshots_age.map(SnapshotsAgeMs::new).transpose().map_err(wrong)?,
         };
         let file = self.spec.as_deref().map(spec::read).transpose()?;
         // What is not said must not go over what a file says.
@@ -90,6 +101,7 @@ impl NewArgs {
         let request = CreateSandbox {
             name: self.name,
             image: self.image.unwrap_or_default(),
+            snapshot: self.snapshot,
             labels: Labels::new(labels).map_err(wrong)?,
             env: Env::new(variables(&self.env)?).map_err(wrong)?,
             workdir: self.workdir,

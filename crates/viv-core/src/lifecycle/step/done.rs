@@ -69,14 +69,16 @@ pub(super) fn done(sandbox: &Sandbox, operation: &OperationId, outcome: &Outcome
             }
             draft.retry(failure.what.clone())
         }
-        (Phase::Hibernating { step: HibernateStep::Clear, .. }, Outcome::Cleared) => match sandbox.saved.clone() {
-            Some(snapshot) => {
-                // What was given up was not saved; the state before it is what there is.
-                let discarded = sandbox.cause.cause == Cause::UserDiscard;
-                draft.hibernated(snapshot, if discarded { Cause::UserDiscard } else { Cause::Saved })
+        (Phase::Hibernating { step: HibernateStep::Clear, .. }, Outcome::Cleared) => {
+            match sandbox.rollback.clone().or_else(|| sandbox.saved.clone()) {
+                Some(snapshot) => {
+                    // What was given up was not saved; the state before it is what there is.
+                    let discarded = sandbox.cause.cause == Cause::UserDiscard;
+                    draft.hibernated(snapshot, if discarded { Cause::UserDiscard } else { Cause::Saved })
+                }
+                None => Stepped::Ignored(Ignored::Misplaced),
             }
-            None => Stepped::Ignored(Ignored::Misplaced),
-        },
+        }
         (Phase::Failed { .. }, Outcome::Cleared) => draft.failed_and_cleared(),
         (Phase::Stopping { .. }, Outcome::Cleared) => draft.stopped(),
         (

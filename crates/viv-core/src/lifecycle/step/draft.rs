@@ -32,6 +32,9 @@ impl<'t> Draft<'t> {
         if from != to {
             self.next.phase_since_ms = self.at.now_ms;
         }
+        // What came back, or is saved, is not what was to go.
+        let goes = [PhaseName::Provisioning, PhaseName::Resuming, PhaseName::Lost, PhaseName::Failed].contains(&to);
+        self.next.resetting &= goes;
         self.next.phase = phase;
         self.next.cause = Caused { cause, by: by.clone(), at_ms: self.at.now_ms, message };
         let happened = if from == to { Happened::Advanced } else { Happened::Moved { from, to } };
@@ -87,8 +90,29 @@ impl<'t> Draft<'t> {
         self.enter(Phase::Hibernating { step: HibernateStep::Save, save_failed: false, work }, cause, by, None)
     }
 
+    /// Its instance is ended, and saved unless that is not wanted; then it goes on from where it is to go back to.
+    pub(super) fn rolling_back(mut self, discard: bool, by: &Actor) -> Stepped {
+        let (step, limit_ms) = if discard {
+            (HibernateStep::Clear, self.at.timings.stop_ms)
+        } else {
+            (HibernateStep::Save, self.at.timings.save_ms)
+        };
+        let work = self.work(limit_ms);
+        self.enter(Phase::Hibernating { step, save_failed: false, work }, Cause::Rollback, by, None)
+    }
+
+    /// What its next instance begins with. Where it is to go back to is its saved state from here on.
+    fn beginning(&mut self) -> Option<SnapshotId> {
+        if let Some(target) = self.next.rollback.take() {
+            self.next.saved = Some(target);
+            self.next.sealed = None;
+        }
+        self.next.made_from()
+    }
+
     pub(super) fn hibernated(mut self, snapshot: SnapshotId, cause: Cause) -> Stepped {
         self.next.expires_at_ms = None;
+        let snapshot = if self.next.rollback.is_some() { self.beginning().unwrap_or(snapshot) } else { snapshot };
         let by = self.next.held_by.clone().unwrap_or_else(|| self.next.cause.by.clone());
         self.enter(Phase::Hibernated { snapshot }, cause, &by, None)
     }
@@ -149,7 +173,7 @@ impl<'t> Draft<'t> {
         if rebuilds > 0 {
             work.retry_at_ms = self.at.now_ms.saturating_add(backoff_ms(&work, rebuilds, self.at));
         }
-        let phase = match self.next.made_from() {
+        let phase = match self.beginning() {
             Some(snapshot) => Phase::Resuming { step: ResumeStep::Clear, snapshot, rebuilds, work },
             None => Phase::Provisioning { step: MakeStep::Clear, rebuilds, work },
         };
@@ -158,7 +182,8 @@ impl<'t> Draft<'t> {
 
     /// A new instance is to take the place of one that may have files that nobody saved: they are sealed first (T7).
     pub(super) fn replace(mut self, rebuilds: u32, cause: Cause, by: &Actor, message: Option<String>) -> Stepped {
-        if !self.next.policy.persistent {
+        // Nothing is kept of what is to begin anew.
+        if !self.next.policy.persistent || self.next.resetting {
             return self.remake(rebuilds, cause, by, message);
         }
         let work = self.work(self.at.timings.save_ms);
@@ -166,9 +191,11 @@ impl<'t> Draft<'t> {
         self.enter(Phase::Resuming { step: ResumeStep::Seal, snapshot, rebuilds, work }, cause, by, message)
     }
 
-    /// What there was is sealed: once the instance is gone, the next one is made from that.
+    /// What there was is sealed: once the instance is gone, the next one is made from that, or from where it is to go
+    /// back to.
     pub(super) fn sealed(mut self, rebuilds: u32, snapshot: SnapshotId) -> Stepped {
         self.next.sealed = Some(snapshot.clone());
+        let snapshot = self.beginning().unwrap_or(snapshot);
         let work = self.work(self.at.timings.make_ms);
         self.next.phase = Phase::Resuming { step: ResumeStep::Clear, snapshot, rebuilds, work };
         self.is(Happened::Advanced)
@@ -176,6 +203,7 @@ impl<'t> Draft<'t> {
 
     /// What was saved is to run again, under a new generation.
     pub(super) fn resuming(mut self, snapshot: SnapshotId, cause: Cause, by: &Actor) -> Stepped {
+        let snapshot = if self.next.rollback.is_some() { self.beginning().unwrap_or(snapshot) } else { snapshot };
         self.next_generation();
         let work = self.work(self.at.timings.make_ms);
         self.enter(Phase::Resuming { step: ResumeStep::Make, snapshot, rebuilds: 0, work }, cause, by, None)
@@ -183,6 +211,8 @@ impl<'t> Draft<'t> {
 
     /// The last generation is gone: the next one can be made, in what is left of the time.
     pub(super) fn make(mut self, rebuilds: u32, snapshot: Option<SnapshotId>, deadline_at_ms: u64) -> Stepped {
+        // What was saved went with the last one.
+        self.next.resetting = false;
         if self.next.entry.is_none() {
             return self.withdrawn(rebuilds, snapshot);
         }
@@ -232,7 +262,10 @@ impl<'t> Draft<'t> {
 
     /// Every probe was well.
     pub(super) fn ready(mut self) -> Stepped {
-        if let Some(entry) = self.next.entry.take() {
+        // Who waits for it to go back still does.
+        if self.next.rollback.is_none()
+            && let Some(entry) = self.next.entry.take()
+        {
             // Who was waited for does not idle before its window has passed since (L4).
             self.next.active_at_ms = self.next.active_at_ms.max(entry.at_ms);
         }

@@ -14,6 +14,10 @@ pub(super) fn due(sandbox: &Sandbox, at: Moment<'_>) -> Stepped {
         Phase::Ready | Phase::Verifying { .. } if sandbox.desired == Desired::Hibernated => {
             return draft.hibernating_as_wanted();
         }
+        Phase::Ready | Phase::Verifying { .. } if sandbox.rollback.is_some() => {
+            let entry = sandbox.entry.clone();
+            return draft.rolling_back(false, &entry.map_or_else(|| Actor::part("engine"), |entry| entry.by));
+        }
         Phase::Lost => {
             let Some(entry) = sandbox.entry.clone() else { return Stepped::Ignored(Ignored::NotDue) };
             return draft.replace(0, Cause::Requested, &entry.by, None);

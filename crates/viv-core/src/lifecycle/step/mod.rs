@@ -1,6 +1,7 @@
 //! The one function by which a record changes. Total: every event has an answer in every phase.
 
 mod asked;
+mod back;
 mod done;
 mod draft;
 mod due;
@@ -100,6 +101,8 @@ pub fn step(sandbox: &Sandbox, event: &Event, at: Moment<'_>) -> Stepped {
         Event::Idle { freezes } => rest::idle(sandbox, *freezes, at),
         Event::Rest { to, woken_at_ms, used_at_ms, by } => rest::rest(sandbox, *to, *woken_at_ms, *used_at_ms, by, at),
         Event::Drain { by } => rest::drain(sandbox, by, at),
+        Event::Rollback { snapshot, discard, by } => back::rollback(sandbox, snapshot, *discard, by, at),
+        Event::Reset { by } => back::reset(sandbox, by, at),
         Event::Done { operation, outcome } => done::done(sandbox, operation, outcome, at),
         Event::Seen { generation, seen, observed } => seen::seen(sandbox, *generation, seen, observed, at),
         Event::Probed { generation, evidence } => seen::probed(sandbox, *generation, evidence, at),

@@ -17,8 +17,8 @@ pub(super) fn freeze(sandbox: &Sandbox, by: &Actor, at: Moment<'_>) -> Stepped {
         return Stepped::Denied(Denial::Gone);
     }
     match &sandbox.phase {
-        // A stop was acknowledged and is about to be acted upon; frozen, it would be forgotten.
-        Phase::Ready if sandbox.desired == Desired::Hibernated => Stepped::Denied(Denial::NotNow),
+        // A stop, or a way back, was acknowledged and is about to be acted upon; frozen, it would be forgotten.
+        Phase::Ready if sandbox.desired == Desired::Hibernated || sandbox.rollback.is_some() => Stepped::Denied(Denial::NotNow),
         Phase::Ready => Draft::of(sandbox, at).freezing(Cause::UserFreeze, by),
         Phase::Frozen { .. } => Stepped::Ignored(Ignored::NothingNew),
         Phase::Provisioning { .. }
@@ -111,7 +111,9 @@ pub(super) fn discard(sandbox: &Sandbox, by: &Actor, at: Moment<'_>) -> Stepped 
     if !is_failed_save(&sandbox.phase) {
         return Stepped::Denied(Denial::NoFailedSave);
     }
-    Draft::of(sandbox, at).discarding(by)
+    let draft = Draft::of(sandbox, at);
+    // What is on its way back goes on without it.
+    if sandbox.rollback.is_some() { draft.rolling_back(true, by) } else { draft.discarding(by) }
 }
 
 fn is_failed_save(phase: &Phase) -> bool {
@@ -171,8 +173,8 @@ pub(super) fn rest(
     at: Moment<'_>,
 ) -> Stepped {
     match &sandbox.phase {
-        // A stop was acknowledged and is about to be acted upon.
-        Phase::Ready if sandbox.desired == Desired::Hibernated => Stepped::Ignored(Ignored::Busy),
+        // A stop, or a way back, was acknowledged and is about to be acted upon.
+        Phase::Ready if sandbox.desired == Desired::Hibernated || sandbox.rollback.is_some() => Stepped::Ignored(Ignored::Busy),
         Phase::Ready => {
             let awake = sandbox.keep_awake.values().any(|lease| lease.until_ms > at.now_ms);
             let used = sandbox.active_at_ms.max(used_at_ms) > woken_at_ms;

@@ -1,0 +1,169 @@
+//! Forks: new sandboxes from a snapshot, or from what a sandbox is at this moment. All of them, or none.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use viv_core::lifecycle::{Actor, NewSandbox, Phase, Sandbox};
+use viv_core::snapshot::{FORKS_MAX, ForkPlan, Snapshot, SnapshotKind, SnapshotState};
+use viv_core::spec::{Name, Policy, Project, SandboxSpec, check_pairs};
+use viv_core::{SandboxId, SnapshotId};
+use viv_store::{Change, StoreError};
+
+use super::make::NewSnapshot;
+use crate::engine::{Engine, Inner};
+use crate::error::EngineError;
+use crate::journal;
+use crate::read::View;
+
+/// What is forked.
+#[derive(Debug, Clone)]
+pub enum ForkedFrom {
+    /// What this sandbox is now.
+    Sandbox(SandboxId),
+    /// This snapshot.
+    Snapshot(SnapshotId),
+}
+
+/// Sandboxes that somebody wants to begin where another one is.
+#[derive(Debug, Clone)]
+pub struct ForkRequest {
+    /// In whose project.
+    pub project: Project,
+    /// From what.
+    pub from: ForkedFrom,
+    /// How many.
+    pub count: usize,
+    /// What they are called: this and a number, or this if it is one. Without, they have no names.
+    pub name: Option<Name>,
+    /// By which rules they live; those of the sandbox that they come from when absent (L16).
+    pub policy: Option<Policy>,
+    /// Free labels, beside those that they get from where they come.
+    pub labels: BTreeMap<String, String>,
+    /// Who asks.
+    pub by: Actor,
+}
+
+/// What came of a fork.
+#[derive(Debug, Clone)]
+pub struct Forked {
+    /// What they begin with.
+    pub snapshot: SnapshotId,
+    /// They, as they were recorded: see [`Engine::wait_ready`].
+    pub views: Vec<View>,
+}
+
+impl Engine {
+    /// Records new sandboxes that begin where another one is, and answers before they are made.
+    pub async fn fork(&self, request: ForkRequest) -> Result<Forked, EngineError> {
+        let inner = &self.inner;
+        if inner.is_ending() {
+            return Err(EngineError::ShuttingDown);
+        }
+        if request.count == 0 || request.count > FORKS_MAX {
+            let what = format!("{} is no number of forks", request.count);
+            return Err(EngineError::Invalid { what, hint: format!("between 1 and {FORKS_MAX} at once") });
+        }
+        let source = match &request.from {
+            ForkedFrom::Sandbox(sandbox) => Some(inner.load(sandbox).await?),
+            ForkedFrom::Snapshot(snapshot) => {
+                let row = inner.good_snapshot(&request.project, snapshot).await?;
+                match &row.sandbox {
+                    Some(sandbox) => inner.store.get(sandbox).await?,
+                    None => None,
+                }
+            }
+        };
+        let plan = inner.plan(&request, source.as_ref())?;
+        let ids = plan.ids.clone();
+        let snapshot = match (&request.from, source.map(|source| source.phase)) {
+            (ForkedFrom::Snapshot(snapshot), _) => inner.fork_saved(snapshot, &plan).await?,
+            // What is saved already is not saved again.
+            (ForkedFrom::Sandbox(_), Some(Phase::Hibernated { snapshot })) => {
+                inner.fork_saved(&snapshot, &plan).await?
+            }
+            (ForkedFrom::Sandbox(sandbox), _) => {
+                let id = SnapshotId::from_bytes((inner.draw)());
+                let new = NewSnapshot { name: None, labels: BTreeMap::new(), by: request.by.clone() };
+                inner.begin_live(sandbox, &id, SnapshotKind::Fork, &new, Some(plan)).await?.id
+            }
+        };
+        inner.reached("fork.committed");
+        let mut views = Vec::with_capacity(ids.len());
+        for id in &ids {
+            views.push(inner.view(inner.load(id).await?));
+        }
+        Ok(Forked { snapshot, views })
+    }
+}
+
+impl Inner {
+    fn plan(&self, request: &ForkRequest, source: Option<&Sandbox>) -> Result<ForkPlan, EngineError> {
+        let names = match &request.name {
+            None => Vec::new(),
+            Some(name) if request.count == 1 => vec![name.clone()],
+            Some(name) => {
+                (1..=request.count).map(|at| format!("{name}-{at}").parse()).collect::<Result<Vec<Name>, _>>()?
+            }
+        };
+        let mut labels = source.map(|source| source.labels.clone()).unwrap_or_default();
+        labels.extend(request.labels.clone());
+        check_pairs("labels", &labels)?;
+        let default = || Policy::default_for(request.name.as_ref());
+        // A tombstone has nothing left to tell.
+        let living = source.filter(|source| !source.is_over());
+        let policy = request.policy.clone();
+        let policy = policy.or_else(|| living.map(|source| source.policy.clone())).unwrap_or_else(default);
+        policy.check()?;
+        Ok(ForkPlan {
+            ids: (0..request.count).map(|_| SandboxId::from_bytes((self.draw)())).collect(),
+            names,
+            spec: source.map_or_else(SandboxSpec::default, |source| source.spec.clone()),
+            policy,
+            labels,
+            by: request.by.clone(),
+        })
+    }
+
+    /// They begin with a snapshot that is there, in one transaction.
+    async fn fork_saved(self: &Arc<Self>, snapshot: &SnapshotId, plan: &ForkPlan) -> Result<SnapshotId, EngineError> {
+        let row = self.snapshot_row(None, snapshot).await?;
+        if row.state != SnapshotState::Ready {
+            return Err(EngineError::NoSnapshot { which: snapshot.clone() });
+        }
+        let changes = self.forks(&row, plan);
+        let made: Vec<Sandbox> = changes.iter().map(|change| change.sandbox.clone()).collect();
+        self.store.commit_all(self.epoch, changes).await.map_err(|error| match error {
+            StoreError::NameTaken { by } => {
+                let name = plan.names.first().map(Name::to_string).unwrap_or_default();
+                EngineError::NameTaken { name, by }
+            }
+            other => other.into(),
+        })?;
+        for sandbox in &made {
+            self.committed(sandbox);
+        }
+        Ok(row.id)
+    }
+
+    /// The records of a fork, which all begin now.
+    pub(super) fn forks(&self, row: &Snapshot, plan: &ForkPlan) -> Vec<Change> {
+        let at = self.moment();
+        let one = |(index, id): (usize, &SandboxId)| {
+            let new = NewSandbox {
+                id: id.clone(),
+                project: row.project.clone(),
+                name: plan.names.get(index).cloned(),
+                spec: plan.spec.clone(),
+                policy: plan.policy.clone(),
+                labels: plan.labels.clone(),
+                origin: Some(row.id.clone()),
+                by: plan.by.clone(),
+            };
+            let sandbox = Sandbox::create(new, at);
+            let lines = vec![journal::created(&sandbox, at.now_ms)];
+            let quota = self.quota(&sandbox);
+            Change { sandbox, lines, idempotency: None, quota, unused_since_ms: None, snapshots: Vec::new() }
+        };
+        plan.ids.iter().enumerate().map(one).collect()
+    }
+}

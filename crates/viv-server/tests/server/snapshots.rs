@@ -1,0 +1,92 @@
+//! Snapshots over HTTP: who sees them, what begins with them, and what is refused.
+
+use axum::http::Method;
+use serde_json::{Value, json};
+
+use crate::world::{World, request};
+
+async fn key(world: &World, scope: &str, project: &str) -> String {
+    let body = json!({"name": format!("{scope}-{project}"), "scope": scope, "project": project});
+    let made = world.post("/v1/keys", body).await.is(201).json();
+    made["secret"].as_str().unwrap().to_owned()
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap()
+}
+
+#[tokio::test]
+async fn s3_a_key_sees_and_uses_only_the_snapshots_of_its_project() {
+    let world = World::new().await;
+    let (ours, theirs) = (key(&world, "project", "ours").await, key(&world, "project", "theirs").await);
+    let look = key(&world, "read_only", "ours").await;
+    let ask =
+        |method: Method, path: &str, key: &str, body: Option<Value>| world.whole(request(method, path, key, body));
+    ask(Method::POST, "/v1/sandboxes", &ours, Some(json!({"name": "mine"}))).await.is(201);
+    ask(Method::POST, "/v1/sandboxes", &theirs, Some(json!({"name": "other"}))).await.is(201);
+    let of_mine = "/v1/sandboxes/mine/snapshots";
+    let made = ask(Method::POST, of_mine, &ours, Some(json!({"name": "first", "labels": {"a": "b"}}))).await;
+    let made = made.is(201).json();
+    assert_eq!((&made["kind"], &made["state"]), (&json!("manual"), &json!("ready")));
+    assert_eq!((&made["name"], &made["labels"]["a"]), (&json!("first"), &json!("b")));
+    let id = text(&made["id"]);
+    let path = format!("/v1/snapshots/{id}");
+    for (key, status) in [(&ours, 200), (&look, 200), (&world.admin, 200), (&theirs, 404)] {
+        ask(Method::GET, &path, key, None).await.is(status);
+    }
+    let listed = |key: String| {
+        let answer = world.whole(request(Method::GET, "/v1/snapshots", &key, None));
+        async move { answer.await.is(200).json()["items"].as_array().unwrap().len() }
+    };
+    assert_eq!((listed(ours.clone()).await, listed(theirs.clone()).await), (1, 0));
+    // Neither looked at, begun with, gone back to nor removed.
+    let create = json!({"snapshot": id});
+    let back = json!({"snapshot": id});
+    ask(Method::POST, "/v1/sandboxes", &theirs, Some(create.clone())).await.is(404);
+    ask(Method::POST, "/v1/sandboxes/other/rollback", &theirs, Some(back.clone())).await.is(404);
+    ask(Method::POST, &format!("{path}/fork"), &theirs, None).await.is(404);
+    ask(Method::GET, &format!("{path}/export"), &theirs, None).await.is(404);
+    ask(Method::DELETE, &path, &theirs, None).await.is(404);
+    for (method, path) in [(Method::POST, of_mine), (Method::POST, "/v1/sandboxes/mine/reset"), (Method::DELETE, &path)]
+    {
+        assert_eq!(ask(method, path, &look, None).await.is(403).code(), "forbidden");
+    }
+    // What the simulated provider cannot do is told as such.
+    assert_eq!(ask(Method::GET, &format!("{path}/export"), &ours, None).await.is(422).code(), "unsupported");
+    // What is in use stays.
+    let begun = ask(Method::POST, "/v1/sandboxes", &ours, Some(create)).await.is(201).json();
+    let refused = ask(Method::DELETE, &path, &ours, None).await.is(409);
+    assert_eq!(refused.code(), "snapshot_in_use");
+    assert_eq!(refused.json()["error"]["details"]["used_by"], json!([begun["id"]]));
+    ask(Method::DELETE, &format!("/v1/sandboxes/{}", text(&begun["id"])), &ours, None).await.is(200);
+    ask(Method::DELETE, &path, &ours, None).await.is(204);
+    ask(Method::GET, &path, &ours, None).await.is(404);
+    ask(Method::POST, "/v1/sandboxes/mine/rollback", &ours, Some(back)).await.is(404);
+}
+
+#[tokio::test]
+async fn l11_going_back_and_forking_are_answered_when_they_are_ready() {
+    let world = World::new().await;
+    let sandbox = world.post("/v1/sandboxes", json!({"name": "a"})).await.is(201).json();
+    let made = world.post("/v1/sandboxes/a/snapshots", json!({})).await.is(201).json();
+    let back = world.post("/v1/sandboxes/a/rollback", json!({"snapshot": made["id"]})).await.is(200).json();
+    assert_eq!((&back["status"], &back["generation"]), (&json!("ready"), &json!(2)));
+    assert_eq!(back["policy"], sandbox["policy"], "L16");
+    // Whoever holds the old generation is told (T5).
+    let stale = world.post("/v1/sandboxes/a/snapshots?generation=1", json!({})).await.is(410);
+    assert_eq!(stale.code(), "stale_handle");
+    let forked = world.post("/v1/sandboxes/a/fork", json!({"count": 3, "name": "f"})).await.is(201).json();
+    let names: Vec<&str> = forked["sandboxes"].as_array().unwrap().iter().map(|one| text(&one["name"])).collect();
+    assert_eq!(names, ["f-1", "f-2", "f-3"]);
+    let taken = world.post("/v1/sandboxes/a/fork", json!({"count": 3, "name": "f"})).await.is(409);
+    assert_eq!(taken.code(), "name_taken");
+    assert_eq!(world.get("/v1/sandboxes").await.is(200).json()["items"].as_array().unwrap().len(), 4, "all or none");
+    for bad in [json!({"count": 0}), json!({"count": 101}), json!({"copies": 2})] {
+        assert_eq!(world.post("/v1/sandboxes/a/fork", bad).await.is(400).code(), "invalid_request");
+    }
+    let reset = world.post("/v1/sandboxes/a/reset", json!({})).await.is(200).json();
+    assert_eq!((&reset["status"], &reset["generation"], &reset["name"]), (&json!("ready"), &json!(3), &json!("a")));
+    world.delete("/v1/sandboxes/a").await.is(200);
+    assert_eq!(world.post("/v1/sandboxes/a/snapshots", json!({})).await.is(410).code(), "gone");
+    assert_eq!(world.post("/v1/sandboxes/a/reset", json!({})).await.is(410).code(), "gone");
+}
