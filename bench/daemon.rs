@@ -128,6 +128,7 @@ fn over() -> Change {
         spec: SandboxSpec::default(),
         policy: Policy::default_for(None),
         labels: [("team".to_owned(), "bench".to_owned())].into(),
+        origin: None,
         by: Actor::part("bench"),
     };
     let mut sandbox = Sandbox::create(new, Moment { now_ms, timings: &timings });
@@ -145,7 +146,8 @@ fn over() -> Change {
         by: Actor::part("bench"),
         data: serde_json::Value::Null,
     };
-    Change { sandbox, lines: vec![line], idempotency: None, quota: None, unused_since_ms: None }
+    let (lines, snapshots) = (vec![line], Vec::new());
+    Change { sandbox, lines, idempotency: None, quota: None, unused_since_ms: None, snapshots }
 }
 
 fn repeated(mut work: impl FnMut()) -> f64 {

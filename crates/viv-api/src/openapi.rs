@@ -7,7 +7,8 @@ use utoipa::openapi::{Ref, RefOr, Type};
 use utoipa::{PartialSchema, ToSchema};
 
 use crate::{
-    bound, daemon, diagnosis, error, event, execution, file, key, limits, page, resources, sandbox, schedule, service, snapshot, stats,
+    bound, daemon, diagnosis, error, event, execution, file, key, limits, page, resources, sandbox, schedule, service,
+    snapshot, stats,
 };
 
 /// A whole number with a range. The format is told so that clients pick a type that holds it.
@@ -143,7 +144,8 @@ macro_rules! all {
 pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
     use bound::{
         ComponentName, Cursor, FileMode, GenerationNumber, IdempotencyKey, KeyId, LabelFilter, LeaseName, ListDepth,
-    LogBytes, Offset, PageLimit, Path, SandboxName, SandboxRef, ScheduleRef, Sequence, SnapshotRef, UserName, WaitMs,
+        LogBytes, Offset, PageLimit, Path, SandboxName, SandboxRef, ScheduleRef, Sequence, SnapshotRef, UserName,
+        WaitMs,
     };
     all![
         ComponentName,

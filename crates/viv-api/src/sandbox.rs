@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 use viv_core::{Generation, SandboxId};
 
 use crate::bound::{
-    Env, IdleMs, ImageName, Labels, LeaseName, LifetimeMs, Note, Path, Ports, SandboxName, Services, SnapshotRef, SnapshotsAgeMs, SnapshotsMax, TtlMs, WaitMs,
+    Env, IdleMs, ImageName, Labels, LeaseName, LifetimeMs, Note, Path, Ports, SandboxName, Services, SnapshotRef,
+    SnapshotsAgeMs, SnapshotsMax, TtlMs, WaitMs,
 };
 use crate::limits::Limits;
 use crate::service::Hooks;

@@ -285,7 +285,7 @@ impl<'p> World<'p> {
         // Those that idle at all do so soon enough to be seen, and are done with it when everything has to rest.
         let window_ms = |rng: &mut Rng| if rng.chance(50) { 5_000 + rng.below(80_000) } else { 24 * 3_600_000 };
         let (idle_ms, hibernate_ms) = (window_ms(&mut self.rng), window_ms(&mut self.rng));
-        let policy = Policy { persistent, lifetime_ms, idle_ms, hibernate_ms };
+        let policy = Policy { persistent, lifetime_ms, idle_ms, hibernate_ms, ..Policy::default_for(None) };
         let request = CreateRequest {
             project: Project::default(),
             name: None,

@@ -98,7 +98,14 @@ fn incident_36_what_lives_is_not_read_as_an_orphan() {
         place.engine.reconcile();
         tokio::time::sleep(Duration::from_secs(1)).await;
         let sandbox = Sandbox { id: id.clone(), version: 1, ..place.record(&known).await };
-        let change = Change { sandbox, lines: Vec::new(), idempotency: None, quota: None, unused_since_ms: None };
+        let change = Change {
+            sandbox,
+            lines: Vec::new(),
+            idempotency: None,
+            quota: None,
+            unused_since_ms: None,
+            snapshots: Vec::new(),
+        };
         place.store.commit(place.engine.epoch(), change).await.unwrap();
         for _ in 0..10 {
             place.engine.reconcile();

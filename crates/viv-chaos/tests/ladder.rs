@@ -58,8 +58,15 @@ impl Place {
             project: Project::default(),
             name: None,
             spec: SandboxSpec::default(),
-            policy: Policy { persistent, lifetime_ms: HOUR_MS, idle_ms: WINDOW_MS, hibernate_ms: WINDOW_MS },
+            policy: Policy {
+                persistent,
+                lifetime_ms: HOUR_MS,
+                idle_ms: WINDOW_MS,
+                hibernate_ms: WINDOW_MS,
+                ..Policy::default_for(None)
+            },
             labels: BTreeMap::new(),
+            snapshot: None,
             by: Actor::part("test"),
             key: None,
         };

@@ -182,7 +182,14 @@ fn j1_an_instance_of_an_older_generation_is_collected() {
             version: before.version + 1,
             ..before
         };
-        let change = Change { sandbox, lines: Vec::new(), idempotency: None, quota: None, unused_since_ms: None };
+        let change = Change {
+            sandbox,
+            lines: Vec::new(),
+            idempotency: None,
+            quota: None,
+            unused_since_ms: None,
+            snapshots: Vec::new(),
+        };
         place.store.commit(place.engine.epoch(), change).await.unwrap();
         place.engine.reconcile();
         tokio::time::sleep(Duration::from_secs(30)).await;
@@ -342,7 +349,14 @@ fn j4_a_clock_that_was_set_back_holds_up_no_retry() {
             overdue: false,
         };
         sandbox.phase = viv_core::lifecycle::Phase::Stopping { work };
-        let change = Change { sandbox, lines: Vec::new(), idempotency: None, quota: None, unused_since_ms: None };
+        let change = Change {
+            sandbox,
+            lines: Vec::new(),
+            idempotency: None,
+            quota: None,
+            unused_since_ms: None,
+            snapshots: Vec::new(),
+        };
         place.store.commit(place.engine.epoch(), change).await.unwrap();
         let place = place.restart().await;
         let view = place.engine.wait_settled(&id, LONG).await.unwrap();
@@ -381,7 +395,14 @@ fn o9_listings_and_grace_are_switched_by_project() {
             instances.push(InstanceRef { sandbox: id, generation: before.generation });
             let (generation, version) = (before.generation.next(), before.version + 1);
             let sandbox = Sandbox { generation, version, phase: viv_core::lifecycle::Phase::Lost, ..before };
-            let change = Change { sandbox, lines: Vec::new(), idempotency: None, quota: None, unused_since_ms: None };
+            let change = Change {
+                sandbox,
+                lines: Vec::new(),
+                idempotency: None,
+                quota: None,
+                unused_since_ms: None,
+                snapshots: Vec::new(),
+            };
             place.store.commit(place.engine.epoch(), change).await.unwrap();
         }
         place.engine.reconcile();

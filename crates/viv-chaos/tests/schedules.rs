@@ -60,8 +60,9 @@ impl Place {
             project: Project::default(),
             name: Some("box".parse().unwrap()),
             spec: SandboxSpec::default(),
-            policy: Policy { persistent: true, lifetime_ms: 3_600_000, idle_ms: 900_000, hibernate_ms: 900_000 },
+            policy: Policy { persistent: true, lifetime_ms: 3_600_000, idle_ms: 900_000, ..Policy::default_for(None) },
             labels: BTreeMap::new(),
+            snapshot: None,
             by: Actor::part("test"),
             key: None,
         };
@@ -71,8 +72,14 @@ impl Place {
         let mut record = self.engine.wait_settled(&id, MINUTE).await.unwrap().sandbox;
         assert!(matches!(record.phase, Phase::Hibernated { .. }), "{record:?}");
         (record.held, record.held_by, record.version) = (false, None, record.version + 1);
-        let change =
-            Change { sandbox: record, lines: Vec::new(), idempotency: None, quota: None, unused_since_ms: None };
+        let change = Change {
+            sandbox: record,
+            lines: Vec::new(),
+            idempotency: None,
+            quota: None,
+            unused_since_ms: None,
+            snapshots: Vec::new(),
+        };
         self.store.commit(self.epoch, change).await.unwrap();
         id
     }

@@ -119,7 +119,7 @@ impl Inner {
             let Stepped::Accepted(accepted) = step(&before, &event, at) else { return Ok(false) };
             let Accepted { next, happened } = *accepted;
             let line = journal::line(&event, &before, &next, happened, at.now_ms);
-            match self.commit(next, vec![line], None, Some(before.active_at_ms)).await {
+            match self.commit(next, vec![line], None, Some(before.active_at_ms), Vec::new()).await {
                 Ok(_) => return Ok(true),
                 Err(EngineError::Store(StoreError::Conflict { .. })) => {}
                 Err(other) => return Err(other),

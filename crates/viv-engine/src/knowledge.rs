@@ -239,8 +239,9 @@ mod tests {
             project: Project::default(),
             name: None,
             spec: SandboxSpec::default(),
-            policy: Policy { persistent: false, lifetime_ms: 1_000, idle_ms: 1_000, hibernate_ms: 1_000 },
+            policy: Policy { lifetime_ms: 1_000, idle_ms: 1_000, ..Policy::default_for(None) },
             labels: std::collections::BTreeMap::new(),
+            origin: None,
             by: Actor::part("test"),
         };
         Sandbox::create(new, Moment { now_ms: 0, timings: &Timings::default() })

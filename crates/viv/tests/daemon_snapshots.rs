@@ -159,7 +159,7 @@ fn l11_what_is_saved_already_is_kept_without_copying_and_old_ones_go() {
     let mut made = Vec::new();
     for round in 0..3 {
         write(&daemon, &sandbox.id, &round.to_string());
-        daemon.sandbox(&sandbox.id).stop(&StopSandbox { wait_ms: long() }).unwrap();
+        daemon.sandbox(&sandbox.id).stop(&StopSandbox { wait_ms: long(), failed_save: None }).unwrap();
         let kept = snapshot(&daemon, &sandbox.id);
         assert_eq!(kept.kind, SnapshotKind::Manual);
         assert_eq!(snapshot(&daemon, &sandbox.id).id, kept.id, "nothing was changed since");
@@ -167,7 +167,7 @@ fn l11_what_is_saved_already_is_kept_without_copying_and_old_ones_go() {
         daemon.sandbox(&sandbox.id).ensure(&EnsureSandbox { wait_ms: long() }).unwrap();
         assert_eq!(read(&daemon, &sandbox.id), round.to_string());
     }
-    daemon.sandbox(&sandbox.id).stop(&StopSandbox { wait_ms: long() }).unwrap();
+    daemon.sandbox(&sandbox.id).stop(&StopSandbox { wait_ms: long(), failed_save: None }).unwrap();
     eventually_within(PATIENCE, "the oldest goes", || {
         let left: BTreeSet<SnapshotId> =
             rows(&daemon).into_iter().filter(|row| row.kind == SnapshotKind::Manual).map(|row| row.id).collect();
@@ -194,7 +194,7 @@ fn l11_a_delete_in_the_middle_of_a_save_leaves_no_row_and_no_layer() {
         std::thread::scope(|scope| {
             let saving = scope.spawn(|| match round % 2 {
                 0 => daemon.sandbox(&sandbox.id).make_snapshot(&CreateSnapshot::default()).map(drop),
-                _ => daemon.sandbox(&sandbox.id).stop(&StopSandbox { wait_ms: long() }).map(drop),
+                _ => daemon.sandbox(&sandbox.id).stop(&StopSandbox { wait_ms: long(), failed_save: None }).map(drop),
             });
             // Not for luck: wherever it is by then, the end has to be the same.
             std::thread::sleep(std::time::Duration::from_millis(7 * round));

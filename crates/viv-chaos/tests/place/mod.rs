@@ -72,7 +72,7 @@ impl Place {
     }
 
     pub(crate) async fn ready(&self, lifetime_ms: u64) -> SandboxId {
-        let policy = Policy { persistent: false, lifetime_ms, idle_ms: 900_000, hibernate_ms: 900_000 };
+        let policy = Policy { persistent: false, lifetime_ms, idle_ms: 900_000, ..Policy::default_for(None) };
         self.made(CreateRequest { policy, ..request() }).await
     }
 
@@ -115,8 +115,9 @@ pub(crate) fn request() -> CreateRequest {
         project: Project::default(),
         name: None,
         spec: SandboxSpec::default(),
-        policy: Policy { persistent: false, lifetime_ms: 86_400_000, idle_ms: 900_000, hibernate_ms: 900_000 },
+        policy: Policy { persistent: false, lifetime_ms: 86_400_000, idle_ms: 900_000, ..Policy::default_for(None) },
         labels: BTreeMap::new(),
+        snapshot: None,
         by: by(),
         key: None,
     }

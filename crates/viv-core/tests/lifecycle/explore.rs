@@ -17,8 +17,8 @@ use viv_core::{EndCause, Generation};
 
 use crate::laws;
 use crate::setup::{
-    NOW_MS, created, created_with_service, delete, done, enter, evidence, incomplete, made, of_service, reset, rollback,
-    seen, served, step_at, stop, user,
+    NOW_MS, created, created_with_service, delete, done, enter, evidence, incomplete, made, of_service, reset,
+    rollback, seen, served, step_at, stop, user,
 };
 
 /// A deadline that is ahead.

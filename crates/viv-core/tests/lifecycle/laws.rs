@@ -65,6 +65,7 @@ fn denied(before: &Sandbox, event: &Event, why: Denial) {
             let failed = matches!(before.phase, Phase::Hibernating { save_failed: true, .. });
             assert!(gone || (why == Denial::NoFailedSave && !failed));
         }
+        Event::Rollback { .. } | Event::Reset { .. } => assert!(gone),
         Event::Stop { .. }
         | Event::Delete { .. }
         | Event::Idle { .. }
@@ -410,6 +411,8 @@ fn ladder(before: &Sandbox, event: &Event, accepted: &Accepted, now_ms: u64) {
         | Event::Delete { .. }
         | Event::RetrySave { .. }
         | Event::Discard { .. }
+        | Event::Rollback { .. }
+        | Event::Reset { .. }
         | Event::Rest { .. }
         | Event::Drain { .. }
         | Event::Done { .. }
@@ -426,7 +429,15 @@ fn kept(before: &Sandbox, event: &Event, accepted: &Accepted) {
     if next.saved != before.saved {
         let hibernating = matches!(before.phase, Phase::Hibernating { step: HibernateStep::Save, .. });
         let by_intent = hibernating && matches!(event, Event::Done { outcome: Outcome::Saved, .. });
-        assert!(by_intent || (next.phase == Phase::Ready && next.saved == before.sealed), "{event:?}: {next:?}");
+        let works = next.phase == Phase::Ready && next.saved == before.sealed;
+        // Somebody asked for another state, or for none.
+        let target = match event {
+            Event::Rollback { snapshot, .. } => Some(snapshot),
+            _ => before.rollback.as_ref(),
+        };
+        let back = target.is_some() && next.saved.as_ref() == target && next.rollback.is_none();
+        let anew = matches!(event, Event::Reset { .. }) && next.saved.is_none() && next.resetting;
+        assert!(by_intent || works || back || anew, "{event:?}: {next:?}");
     }
     let had_worked = match before.phase {
         Phase::Lost => true,
@@ -442,7 +453,7 @@ fn kept(before: &Sandbox, event: &Event, accepted: &Accepted) {
         | Phase::Stopped => false,
     };
     let replaced = matches!(next.phase, Phase::Provisioning { .. } | Phase::Resuming { .. });
-    if had_worked && replaced && before.policy.persistent {
+    if had_worked && replaced && before.policy.persistent && !next.resetting {
         assert!(matches!(next.phase, Phase::Resuming { step: ResumeStep::Seal, .. }), "{event:?}: {next:?}");
     }
 }

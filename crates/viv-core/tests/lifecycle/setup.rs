@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use viv_core::SandboxId;
 use viv_core::hook::{Hook, HookAction, HookPoint, OnFailure};
 use viv_core::lifecycle::{
     Actor, Check, EntryKind, Event, Evidence, Finding, Moment, NewSandbox, Observed, Outcome, PortCheck, Sandbox, Seen,

@@ -78,8 +78,14 @@ impl Engine {
         let sandbox = Sandbox::create(new, at);
         let quota = inner.quota(&sandbox);
         let lines = vec![journal::created(&sandbox, at.now_ms)];
-        let change =
-            Change { sandbox: sandbox.clone(), lines, idempotency: idempotency.clone(), quota, unused_since_ms: None, snapshots: Vec::new() };
+        let change = Change {
+            sandbox: sandbox.clone(),
+            lines,
+            idempotency: idempotency.clone(),
+            quota,
+            unused_since_ms: None,
+            snapshots: Vec::new(),
+        };
         match inner.store.commit(inner.epoch, change).await {
             Ok(_) => {}
             Err(StoreError::Repeated(before)) => {

@@ -56,9 +56,7 @@ impl Engine {
     /// Records new sandboxes that begin where another one is, and answers before they are made.
     pub async fn fork(&self, request: ForkRequest) -> Result<Forked, EngineError> {
         let inner = &self.inner;
-        if inner.is_ending() {
-            return Err(EngineError::ShuttingDown);
-        }
+        inner.check_open()?;
         if request.count == 0 || request.count > FORKS_MAX {
             let what = format!("{} is no number of forks", request.count);
             return Err(EngineError::Invalid { what, hint: format!("between 1 and {FORKS_MAX} at once") });

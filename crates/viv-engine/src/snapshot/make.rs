@@ -203,7 +203,14 @@ impl Inner {
             let lines = vec![line(&ready, "snapshot.made", &row.by, now_ms, None)];
             let forks = row.fork.as_ref().map_or_else(Vec::new, |plan| self.forks(&ready, plan));
             let made: Vec<Sandbox> = forks.iter().map(|change| change.sandbox.clone()).collect();
-            let own = Change { sandbox: record.clone(), lines, idempotency: None, quota: None, snapshots: vec![ready] };
+            let own = Change {
+                sandbox: record.clone(),
+                lines,
+                idempotency: None,
+                quota: None,
+                unused_since_ms: None,
+                snapshots: vec![ready],
+            };
             let changes = std::iter::once(own).chain(forks).collect();
             match self.store.commit_all(self.epoch, changes).await {
                 Ok(_) => {

@@ -145,11 +145,7 @@ pub(crate) fn line(row: &Snapshot, kind: &str, by: &Actor, now_ms: u64, what: Op
 
 impl Inner {
     /// The row of what was just saved by hibernating, or sealed to be replaced, to be written with the record that refers to it.
-    pub(crate) async fn saved_row(
-        &self,
-        next: &Sandbox,
-        event: &Event,
-    ) -> Result<Vec<Snapshot>, EngineError> {
+    pub(crate) async fn saved_row(&self, next: &Sandbox, event: &Event) -> Result<Vec<Snapshot>, EngineError> {
         let Event::Done { outcome: Outcome::Saved, operation } = event else { return Ok(Vec::new()) };
         let id = Sandbox::snapshot_of(operation);
         if self.store.snapshot(&id).await?.is_some() {

@@ -26,7 +26,8 @@ async fn failed_somewhere(world: &World) -> String {
         by: sandbox.cause.by.clone(),
         data: serde_json::json!({ "message": what }),
     };
-    let change = Change { sandbox, lines: vec![line], idempotency: None, quota: None, unused_since_ms: None };
+    let (lines, snapshots) = (vec![line], Vec::new());
+    let change = Change { sandbox, lines, idempotency: None, quota: None, unused_since_ms: None, snapshots };
     world.store.commit(world.engine.epoch(), change).await.unwrap();
     path
 }

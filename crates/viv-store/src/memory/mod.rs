@@ -26,7 +26,8 @@ use viv_core::{FencingToken, SandboxId, ScheduleId, SnapshotId};
 use crate::error::StoreError;
 use crate::journal::{Cursor, JournalFilter, JournalLine, NewLine};
 use crate::record::{
-    ApiKey, Change, Idempotency, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Remembered, ScheduleListing, ScheduleQuery, SnapshotListing, SnapshotQuery,
+    ApiKey, Change, Idempotency, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Remembered, ScheduleListing,
+    ScheduleQuery, SnapshotListing, SnapshotQuery,
 };
 use crate::store::{Epoch, Store};
 

@@ -33,7 +33,8 @@ use viv_core::{FencingToken, SandboxId, ScheduleId, SnapshotId};
 use crate::error::StoreError;
 use crate::journal::{Cursor, JournalFilter, JournalLine, NewLine};
 use crate::record::{
-    ApiKey, Change, Idempotency, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Remembered, ScheduleListing, ScheduleQuery, SnapshotListing, SnapshotQuery,
+    ApiKey, Change, Idempotency, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Remembered, ScheduleListing,
+    ScheduleQuery, SnapshotListing, SnapshotQuery,
 };
 use crate::store::{Epoch, Store};
 use threads::{Bounded, Queue};

@@ -22,4 +22,7 @@ CREATE TABLE snapshot_uses (
 CREATE INDEX snapshot_uses_of ON snapshot_uses (sandbox);
 INSERT INTO snapshot_uses
     SELECT json_extract(record, '$.saved'), id FROM sandboxes
-    WHERE phase <> 'stopped' AND json_extract(record, '$.saved') IS NOT NULL;
+    WHERE phase <> 'stopped' AND json_extract(record, '$.saved') IS NOT NULL
+    UNION
+    SELECT json_extract(record, '$.sealed'), id FROM sandboxes
+    WHERE phase <> 'stopped' AND json_extract(record, '$.sealed') IS NOT NULL;

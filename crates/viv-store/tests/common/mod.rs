@@ -35,7 +35,14 @@ pub(crate) fn change(sandbox: &Sandbox) -> Change {
         data: serde_json::json!({ "version": sandbox.version }),
         ..note("")
     };
-    Change { sandbox: sandbox.clone(), lines: vec![line], idempotency: None, quota: None, unused_since_ms: None, snapshots: Vec::new() }
+    Change {
+        sandbox: sandbox.clone(),
+        lines: vec![line],
+        idempotency: None,
+        quota: None,
+        unused_since_ms: None,
+        snapshots: Vec::new(),
+    }
 }
 
 /// A line about nothing.

@@ -18,7 +18,9 @@ pub(super) fn freeze(sandbox: &Sandbox, by: &Actor, at: Moment<'_>) -> Stepped {
     }
     match &sandbox.phase {
         // A stop, or a way back, was acknowledged and is about to be acted upon; frozen, it would be forgotten.
-        Phase::Ready if sandbox.desired == Desired::Hibernated || sandbox.rollback.is_some() => Stepped::Denied(Denial::NotNow),
+        Phase::Ready if sandbox.desired == Desired::Hibernated || sandbox.rollback.is_some() => {
+            Stepped::Denied(Denial::NotNow)
+        }
         Phase::Ready => Draft::of(sandbox, at).freezing(Cause::UserFreeze, by),
         Phase::Frozen { .. } => Stepped::Ignored(Ignored::NothingNew),
         Phase::Provisioning { .. }
@@ -174,7 +176,9 @@ pub(super) fn rest(
 ) -> Stepped {
     match &sandbox.phase {
         // A stop, or a way back, was acknowledged and is about to be acted upon.
-        Phase::Ready if sandbox.desired == Desired::Hibernated || sandbox.rollback.is_some() => Stepped::Ignored(Ignored::Busy),
+        Phase::Ready if sandbox.desired == Desired::Hibernated || sandbox.rollback.is_some() => {
+            Stepped::Ignored(Ignored::Busy)
+        }
         Phase::Ready => {
             let awake = sandbox.keep_awake.values().any(|lease| lease.until_ms > at.now_ms);
             let used = sandbox.active_at_ms.max(used_at_ms) > woken_at_ms;
