@@ -228,7 +228,7 @@ fn is_being_saved(record: &Sandbox, id: &SnapshotId) -> bool {
 /// Gives a row to what a record begins with.
 async fn adopt(inner: &Arc<Inner>, record: Sandbox, seen: SnapshotSeen) -> Result<(), EngineError> {
     let now_ms = inner.clock.now_ms();
-    let mut row = inner.auto_row(&record, seen.snapshot.id.clone(), Some(seen.snapshot.clone()));
+    let mut row = inner.auto_row(&record, seen.snapshot.id.clone(), Some(&seen.snapshot));
     row.generation = seen.snapshot.source.generation;
     row.created_at_ms = seen.snapshot.created_at_ms;
     row.seen = Some(crate::snapshot::seen_now(&seen, now_ms));

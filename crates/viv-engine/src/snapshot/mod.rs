@@ -152,18 +152,18 @@ impl Inner {
             return Ok(Vec::new());
         }
         let saved = self.savers.take_noted(&id);
-        Ok(vec![self.auto_row(next, id, saved)])
+        Ok(vec![self.auto_row(next, id, saved.as_ref())])
     }
 
     /// A row for what was saved by hibernating.
-    pub(crate) fn auto_row(&self, of: &Sandbox, id: SnapshotId, saved: Option<viv_provider::Snapshot>) -> Snapshot {
+    pub(crate) fn auto_row(&self, of: &Sandbox, id: SnapshotId, saved: Option<&viv_provider::Snapshot>) -> Snapshot {
         let now_ms = self.clock.now_ms();
         Snapshot {
             id,
             project: of.project.clone(),
             sandbox: Some(of.id.clone()),
             generation: of.generation,
-            parent: saved.as_ref().and_then(|saved| saved.parent.clone()),
+            parent: saved.and_then(|saved| saved.parent.clone()),
             kind: SnapshotKind::Auto,
             name: None,
             labels: BTreeMap::new(),
@@ -171,7 +171,7 @@ impl Inner {
             version: 1,
             created_at_ms: now_ms,
             by: of.cause.by.clone(),
-            seen: saved.as_ref().map(|saved| seen_when_saved(saved, now_ms)),
+            seen: saved.map(|saved| seen_when_saved(saved, now_ms)),
             fork: None,
         }
     }

@@ -26,9 +26,8 @@ pub(super) fn rollback(sandbox: &Sandbox, snapshot: &SnapshotId, discard: bool, 
     wanted(&mut draft, by);
     draft.next.rollback = Some(snapshot.clone());
     match &sandbox.phase {
-        Phase::Verifying { .. } | Phase::Ready | Phase::Frozen { .. } => draft.rolling_back(discard, by),
-        // It may live all the same, and what it left is saved if it can be: what is not there is seen not to be.
-        Phase::Lost => draft.rolling_back(discard, by),
+        // What is lost may live all the same, and what it left is saved if it can be: what is not there is seen not to be.
+        Phase::Verifying { .. } | Phase::Ready | Phase::Frozen { .. } | Phase::Lost => draft.rolling_back(discard, by),
         Phase::Hibernating { step: HibernateStep::Save, .. } if discard => draft.rolling_back(discard, by),
         // What is under way ends first.
         Phase::Provisioning { .. } | Phase::Resuming { .. } | Phase::Hibernating { .. } => {
