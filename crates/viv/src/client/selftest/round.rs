@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, ensure};
-use viv_api::bound::{LabelKey, LabelValue, Labels, LifetimeMs, Path};
+use viv_api::bound::{LabelFilter, LabelKey, LabelValue, Labels, LifetimeMs, Path, SandboxName};
 use viv_api::sandbox::{CreatePolicy, CreateSandbox, Phase, ProbeOutcome, Sandbox, Status};
-use viv_core::{Generation, SandboxId};
+use viv_api::snapshot::SnapshotState;
+use viv_core::{Generation, SandboxId, SnapshotId};
 
 use super::Telling;
 use super::left::Footprint;
@@ -39,6 +40,12 @@ pub(super) struct Round<'a> {
     footprint: Footprint,
 }
 
+/// What was saved by hand, and what the file held then.
+struct Saved {
+    id: SnapshotId,
+    content: Vec<u8>,
+}
+
 /// What came of a step, and what is said about it.
 type Step<T> = anyhow::Result<(T, String)>;
 
@@ -66,9 +73,15 @@ impl<'a> Round<'a> {
         self.look(telling, id)?;
         telling.step("freeze", || self.freeze(id))?;
         telling.step("thaw", || self.thaw(id, made.generation))?;
+        let snapshot = telling.step("snapshot", || self.snapshot(id))?;
+        telling.step("change", || self.change(id))?;
         let stopped = telling.step("hibernate", || self.hibernate(id))?;
         telling.step("resume", || self.resume(id, stopped.generation))?;
         self.look(telling, id)?;
+        let (forked, fork_content) = telling.step("fork", || self.fork(id, &snapshot))?;
+        telling.step("rollback", || self.rollback(id, &snapshot))?;
+        self.look(telling, id)?;
+        telling.step("fork stays", || self.fork_stays(&forked, &fork_content))?;
         telling.step("delete", || self.delete())?;
         telling.step("nothing left", || self.nothing_left())
     }
@@ -162,6 +175,52 @@ impl<'a> Round<'a> {
         self.exec(id)
     }
 
+    fn snapshot(&mut self, id: &SandboxId) -> Step<Saved> {
+        let name = SandboxName::new(format!("selftest-{}", self.mark)).map_err(wrong)?;
+        let snapshot = self.patient.snapshot(id, &name)?;
+        ensure!(snapshot.state == SnapshotState::Ready, "{} is {:?}", snapshot.id, snapshot.state);
+        let stood = snapshot.paused_ms.map_or_else(String::new, |ms| format!(", stood still for {ms}ms"));
+        let said = format!("{}{stood}", snapshot.id);
+        Ok((Saved { id: snapshot.id, content: self.content.clone() }, said))
+    }
+
+    /// Something else from now on, so that going back can be seen.
+    fn change(&mut self, id: &SandboxId) -> Step<()> {
+        self.content.reverse();
+        self.copy_in(id)
+    }
+
+    /// Another sandbox, with what was in the snapshot; what is written in it is nobody else's.
+    fn fork(&mut self, id: &SandboxId, saved: &Saved) -> Step<(SandboxId, Vec<u8>)> {
+        let label: LabelFilter = format!("{LABEL}-fork={}", self.mark).parse()?;
+        let forked = self.patient.fork(&saved.id, &label)?.id;
+        ensure!(forked != *id, "a fork is the same sandbox");
+        self.made.insert(0, forked.clone());
+        self.ready(&forked, Generation::FIRST)?;
+        ensure!(self.patient.read(&forked, &self.file)? == saved.content, "the fork holds something else");
+        let content = b"what the fork wrote".to_vec();
+        self.patient.write(&forked, &self.file, &content)?;
+        self.file(id).context("what the fork wrote is seen where it came from")?;
+        let said = forked.to_string();
+        Ok(((forked, content), said))
+    }
+
+    /// The same sandbox as it was, as another generation (T5).
+    fn rollback(&mut self, id: &SandboxId, saved: &Saved) -> Step<()> {
+        let before = self.patient.get(id)?;
+        let now = self.patient.rollback(id, &saved.id)?;
+        ensure!(now.generation > before.generation, "{id} is still generation {}", now.generation);
+        ensure!(now.policy == before.policy, "its policy is another (L16)");
+        self.content.clone_from(&saved.content);
+        let now = self.ready(id, now.generation)?;
+        Ok(((), format!("generation {}", now.generation)))
+    }
+
+    fn fork_stays(&self, forked: &SandboxId, content: &[u8]) -> Step<()> {
+        ensure!(self.patient.read(forked, &self.file)? == content, "the fork holds something else");
+        Ok(((), String::new()))
+    }
+
     fn hibernate(&self, id: &SandboxId) -> Step<Sandbox> {
         let stopped = self.patient.hibernate(id)?;
         ensure!(stopped.phase == Phase::Hibernated, "{id} is {}", stopped.status);
@@ -192,6 +251,8 @@ impl<'a> Round<'a> {
         for id in &self.made {
             let tombstone = self.patient.get(id)?;
             ensure!(tombstone.deleted && tombstone.phase == Phase::Stopped, "{id} is {}", tombstone.status);
+            let kept = self.patient.snapshots(id)?;
+            ensure!(kept.is_empty(), "{} snapshots of {id} are still there", kept.len());
         }
         let left = self.footprint.left();
         ensure!(left.is_empty(), "still there: {}", left.join(", "));

@@ -4,17 +4,20 @@ use std::io::Read as _;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use viv_api::bound::{IdempotencyKey, ListDepth, Path, SandboxRef, WaitMs};
+use viv_api::bound::{
+    IdempotencyKey, LabelFilter, Labels, ListDepth, Path, SandboxName, SandboxRef, SnapshotRef, WaitMs,
+};
 use viv_api::client::{Change, Client, ClientError, SandboxHandle};
 use viv_api::diagnosis::Diagnosis;
 use viv_api::execution::{ExecutionState, OutputLine, StartExecution};
 use viv_api::file::FileListing;
 use viv_api::query::{ListSandboxes, ReadFile, WriteFile};
 use viv_api::sandbox::{CreateSandbox, EnsureSandbox, RestSandbox, Sandbox};
-use viv_core::SandboxId;
+use viv_api::snapshot::{CreateSnapshot, Fork, RollbackSandbox, Snapshot, SnapshotState};
+use viv_core::{SandboxId, SnapshotId};
 
 use super::patient::Patient;
-use crate::client::new::fresh_key;
+use crate::client::new::{fresh_key, wrong};
 
 /// How long one call waits for a change that takes time.
 const WAIT_MS: u64 = 30_000;
@@ -86,6 +89,44 @@ impl Patient<'_> {
 
     pub(super) fn resume(&self, id: &SandboxId) -> anyhow::Result<Sandbox> {
         self.change_of("resuming", id, |sandbox| sandbox.ensure(&EnsureSandbox { wait_ms: wait() }))
+    }
+
+    /// A snapshot with this name, of which there is one however often it is asked for.
+    pub(super) fn snapshot(&self, id: &SandboxId, name: &SandboxName) -> anyhow::Result<Snapshot> {
+        let request = CreateSnapshot { name: Some(name.clone()), labels: Labels::default() };
+        Ok(self.about(id, |sandbox| {
+            let before = sandbox.snapshots_all().find(|one| match one {
+                Ok(one) => one.name.as_deref() == Some(name.as_str()) && one.state == SnapshotState::Ready,
+                Err(_) => true,
+            });
+            before.unwrap_or_else(|| sandbox.make_snapshot(&request))
+        })?)
+    }
+
+    /// Those that are there of a sandbox that may be deleted.
+    pub(super) fn snapshots(&self, id: &SandboxId) -> Asked<Vec<Snapshot>> {
+        self.about(id, |sandbox| sandbox.snapshots_all().collect())
+    }
+
+    pub(super) fn rollback(&self, id: &SandboxId, snapshot: &SnapshotId) -> anyhow::Result<Sandbox> {
+        let snapshot = SnapshotRef::new(snapshot.as_str()).map_err(wrong)?;
+        let request = RollbackSandbox { snapshot, discard: false, wait_ms: wait() };
+        self.change_of("rolling back", id, |sandbox| sandbox.rollback(&request))?;
+        // A wait that was over too soon is taken up by an entry, which changes nothing about where it goes.
+        self.resume(id)
+    }
+
+    /// One sandbox that begins with a snapshot and has this label, of which there is one however often it is asked for.
+    pub(super) fn fork(&self, snapshot: &SnapshotId, label: &LabelFilter) -> anyhow::Result<Sandbox> {
+        let labels = Labels::new([(label.key.clone(), label.value.clone())].into()).map_err(wrong)?;
+        let request = Fork { labels, wait_ms: wait(), ..Fork::default() };
+        let query = ListSandboxes { label: vec![label.clone()], ..ListSandboxes::default() };
+        let forked = self.ask(|client| match client.list_all(query.clone()).next() {
+            Some(before) => before.map(Some),
+            None => client.fork_snapshot(snapshot, &request).map(|made| made.sandboxes.into_iter().next()),
+        })?;
+        let forked = forked.context("a fork made nothing")?;
+        self.resume(&forked.id)
     }
 
     pub(super) fn delete(&self, id: &SandboxId) -> anyhow::Result<Sandbox> {
