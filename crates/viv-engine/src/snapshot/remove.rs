@@ -98,6 +98,7 @@ impl Inner {
 
     /// All that was saved of a sandbox that was deleted or begins anew goes, unless others begin with it (L11, L12).
     pub(crate) async fn remove_all_of(self: &Arc<Self>, record: &Sandbox) -> Result<(), EngineError> {
+        Engine { inner: self.clone() }.clear_schedules(&record.id, &record.cause.by).await?;
         for row in self.rows_of(&record.id).await? {
             match self.remove_row(&row, &record.cause.by).await {
                 Ok(()) | Err(EngineError::SnapshotInUse { .. }) => {}
