@@ -256,7 +256,9 @@ impl Inner {
             let quota = if makes_run(happened) { self.quota(&next) } else { None };
             // What was saved has its row from the moment on that the record refers to it (L11).
             let rows = self.saved_row(&next, event).await?;
-            match self.commit(next, vec![line], quota, None, rows).await {
+            // Who puts it to rest because nobody uses it is refused by who used it since it was read (L6).
+            let unused_since_ms = matches!(event, Event::Rest { .. }).then_some(before.active_at_ms);
+            match self.commit(next, vec![line], quota, unused_since_ms, rows).await {
                 Ok(next) => {
                     self.freed_snapshots(&next).await;
                     return Ok(Applied::Changed(Box::new(next)));

@@ -259,7 +259,7 @@ impl Drop for SmallDisk {
 }
 
 #[test]
-fn l10_a_runaway_that_filled_the_disk_is_ended_kept_and_saved_once_there_is_room() {
+fn l10_a_runaway_whose_save_finds_no_room_is_ended_kept_and_saved_once_there_is_room() {
     let mut daemon = Daemon::prepare(&["--layers", "plain"]);
     let disk = SmallDisk::below(&daemon.data);
     daemon.run(&[]);
