@@ -19,11 +19,11 @@ impl World<'_> {
     pub(crate) async fn snapshots(&mut self, id: &SandboxId, what: u64) {
         let (engine, id) = (self.engine().clone(), id.clone());
         match what {
-            84..87 => {
+            0..2 => {
                 let new = NewSnapshot { name: None, labels: BTreeMap::new(), by: somebody() };
                 tokio::spawn(async move { engine.make_snapshot(&id, new).await.map(drop) });
             }
-            87 => {
+            2 => {
                 let rows = self.rows().await;
                 if rows.is_empty() {
                     return;
@@ -33,7 +33,7 @@ impl World<'_> {
                 self.forgive(&id);
                 let _ = engine.rollback(&id, RollbackRequest { snapshot, discard, by: somebody() }).await;
             }
-            88 if self.known.len() + 2 <= SANDBOXES_MAX => {
+            3 if self.known.len() + 2 <= SANDBOXES_MAX => {
                 let request = ForkRequest {
                     project: Project::default(),
                     from: ForkedFrom::Sandbox(id),
@@ -45,7 +45,7 @@ impl World<'_> {
                 };
                 tokio::spawn(async move { engine.fork(request).await.map(drop) });
             }
-            89 => {
+            4 => {
                 self.forgive(&id);
                 let _ = engine.reset(&id, somebody()).await;
             }
@@ -55,7 +55,8 @@ impl World<'_> {
 
     /// It may be made again from now on, since somebody asked for it.
     fn forgive(&mut self, id: &SandboxId) {
-        self.known.entry(id.clone()).or_default().goes_back = true;
+        let promise = self.known.entry(id.clone()).or_default();
+        (promise.goes_back, promise.entered) = (true, true);
     }
 
     async fn rows(&self) -> Vec<Snapshot> {

@@ -103,7 +103,7 @@ pub(crate) struct Promise {
     /// By which rules it lives (L16).
     policy: Option<Policy>,
     /// Whether somebody wanted it to run since it was last at rest (L4).
-    entered: bool,
+    pub(crate) entered: bool,
     /// Since when only its agent hangs, and in which generation: it is not replaced unasked (T7).
     pub(crate) hangs: Option<Generation>,
     /// Somebody asked for another instance by going back; it may come whenever what was under way has ended.
@@ -260,7 +260,7 @@ impl<'p> World<'p> {
             (88..90, Some(id)) => self.hibernate(&id).await?,
             (90..91, Some(id)) => drop(self.engine().retry_save(&id, somebody()).await),
             (91..92, Some(id)) => drop(self.engine().discard(&id, somebody()).await),
-            (92..97, Some(id)) => self.snapshots(&id, what).await,
+            (92..97, Some(id)) => self.snapshots(&id, what - 92).await,
             _ => {
                 let ms = match self.rng.below(4) {
                     0 => self.rng.below(200),
@@ -486,8 +486,8 @@ impl<'p> World<'p> {
     async fn check(&mut self) -> Result<(), Violation> {
         for record in self.records().await {
             let Some(promise) = self.known.get_mut(&record.id) else {
-                // Made by a create whose answer was lost; it is somebody's all the same.
-                self.known.insert(record.id.clone(), Promise::default());
+                // Made by a create whose answer was lost, or forked; somebody wanted it all the same.
+                self.known.insert(record.id.clone(), Promise { entered: true, ..Promise::default() });
                 continue;
             };
             let before = promise.generation.replace(record.generation);
