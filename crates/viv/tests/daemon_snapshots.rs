@@ -13,7 +13,7 @@ use support::eventually_within;
 use viv_api::ErrorCode;
 use viv_api::bound::{ForkCount, Path, SnapshotsMax, WaitMs};
 use viv_api::client::ClientError;
-use viv_api::query::{ImportSnapshot, ReadFile, WriteFile};
+use viv_api::query::{ImportSnapshot, ListSandboxes, ReadFile, WriteFile};
 use viv_api::sandbox::{CreatePolicy, CreateSandbox, EnsureSandbox, Sandbox, Status, StopSandbox};
 use viv_api::snapshot::{
     CreateSnapshot, Fork, ResetSandbox, RollbackSandbox, Snapshot, SnapshotIntegrity, SnapshotKind, SnapshotState,
@@ -23,8 +23,8 @@ use viv_core::{SandboxId, SnapshotId};
 const FILE: &str = "/workspace/file";
 
 /// Long enough for everything, with all tests at once.
-fn long() -> Option<WaitMs> {
-    Some(WaitMs::new(PATIENCE.as_millis() as u64).unwrap())
+fn long() -> WaitMs {
+    WaitMs::new(PATIENCE.as_millis() as u64).unwrap()
 }
 
 fn path(text: &str) -> Path {
@@ -32,7 +32,7 @@ fn path(text: &str) -> Path {
 }
 
 fn named(name: &str) -> CreateSandbox {
-    CreateSandbox { name: Some(name.parse().unwrap()), wait_ms: long(), ..CreateSandbox::default() }
+    CreateSandbox { name: Some(name.parse().unwrap()), wait_ms: Some(long()), ..CreateSandbox::default() }
 }
 
 fn write(daemon: &Daemon, id: &SandboxId, text: &str) {
@@ -62,7 +62,7 @@ fn rows(daemon: &Daemon) -> Vec<Snapshot> {
 }
 
 fn back_to(snapshot: &SnapshotId, discard: bool) -> RollbackSandbox {
-    RollbackSandbox { snapshot: snapshot.as_str().parse().unwrap(), discard, wait_ms: long() }
+    RollbackSandbox { snapshot: snapshot.as_str().parse().unwrap(), discard, wait_ms: Some(long()) }
 }
 
 fn code(error: &ClientError) -> ErrorCode {
@@ -121,7 +121,7 @@ fn l11_ten_forks_at_once_are_ten_and_share_nothing_but_their_beginning() {
     let daemon = Daemon::start();
     let sandbox = daemon.create();
     write(&daemon, &sandbox.id, "from the first");
-    let request = Fork { count: Some(ForkCount::new(10).unwrap()), wait_ms: long(), ..Fork::default() };
+    let request = Fork { count: Some(ForkCount::new(10).unwrap()), wait_ms: Some(long()), ..Fork::default() };
     let forked = daemon.sandbox(&sandbox.id).fork(&request).unwrap();
     let ids: BTreeSet<&SandboxId> = forked.sandboxes.iter().map(|fork| &fork.id).collect();
     assert_eq!(ids.len(), 10);
@@ -159,15 +159,15 @@ fn l11_what_is_saved_already_is_kept_without_copying_and_old_ones_go() {
     let mut made = Vec::new();
     for round in 0..3 {
         write(&daemon, &sandbox.id, &round.to_string());
-        daemon.sandbox(&sandbox.id).stop(&StopSandbox { wait_ms: long(), failed_save: None }).unwrap();
+        daemon.sandbox(&sandbox.id).stop(&StopSandbox { wait_ms: Some(long()), failed_save: None }).unwrap();
         let kept = snapshot(&daemon, &sandbox.id);
         assert_eq!(kept.kind, SnapshotKind::Manual);
         assert_eq!(snapshot(&daemon, &sandbox.id).id, kept.id, "nothing was changed since");
         made.push(kept.id);
-        daemon.sandbox(&sandbox.id).ensure(&EnsureSandbox { wait_ms: long() }).unwrap();
+        daemon.sandbox(&sandbox.id).ensure(&EnsureSandbox { wait_ms: Some(long()) }).unwrap();
         assert_eq!(read(&daemon, &sandbox.id), round.to_string());
     }
-    daemon.sandbox(&sandbox.id).stop(&StopSandbox { wait_ms: long(), failed_save: None }).unwrap();
+    daemon.sandbox(&sandbox.id).stop(&StopSandbox { wait_ms: Some(long()), failed_save: None }).unwrap();
     eventually_within(PATIENCE, "the oldest goes", || {
         let left: BTreeSet<SnapshotId> =
             rows(&daemon).into_iter().filter(|row| row.kind == SnapshotKind::Manual).map(|row| row.id).collect();
@@ -194,7 +194,10 @@ fn l11_a_delete_in_the_middle_of_a_save_leaves_no_row_and_no_layer() {
         std::thread::scope(|scope| {
             let saving = scope.spawn(|| match round % 2 {
                 0 => daemon.sandbox(&sandbox.id).make_snapshot(&CreateSnapshot::default()).map(drop),
-                _ => daemon.sandbox(&sandbox.id).stop(&StopSandbox { wait_ms: long(), failed_save: None }).map(drop),
+                _ => daemon
+                    .sandbox(&sandbox.id)
+                    .stop(&StopSandbox { wait_ms: Some(long()), failed_save: None })
+                    .map(drop),
             });
             // Not for luck: wherever it is by then, the end has to be the same.
             std::thread::sleep(std::time::Duration::from_millis(7 * round));
@@ -213,9 +216,9 @@ fn l12_a_reset_begins_anew_under_the_same_name_and_keeps_what_others_need() {
     let sandbox = daemon.create_from(&named("box"));
     write(&daemon, &sandbox.id, "old");
     let (needed, of_nobody) = (snapshot(&daemon, &sandbox.id), snapshot(&daemon, &sandbox.id));
-    let fork = Fork { wait_ms: long(), ..Fork::default() };
+    let fork = Fork { wait_ms: Some(long()), ..Fork::default() };
     let other = daemon.client().fork_snapshot(&needed.id, &fork).unwrap().sandboxes.remove(0);
-    let reset = daemon.sandbox(&sandbox.id).reset(&ResetSandbox { wait_ms: long() }).unwrap().into_sandbox();
+    let reset = daemon.sandbox(&sandbox.id).reset(&ResetSandbox { wait_ms: Some(long()) }).unwrap().into_sandbox();
     assert_eq!((reset.status, reset.name.as_deref(), reset.generation.0), (Status::Ready, Some("box"), 2));
     assert_eq!((&reset.policy, &reset.spec), (&sandbox.policy, &sandbox.spec));
     assert_eq!(code(&read_at(&daemon, &sandbox.id, FILE).unwrap_err()), ErrorCode::NotFound);
@@ -237,7 +240,7 @@ fn end(daemon: &Daemon, id: &SandboxId) -> (String, u64, usize, usize) {
     eventually_within(PATIENCE, "every snapshot is settled", || {
         rows(daemon).iter().all(|row| row.state == SnapshotState::Ready)
     });
-    let all: Vec<Sandbox> = daemon.client().list_all(Default::default()).collect::<Result<_, _>>().unwrap();
+    let all: Vec<Sandbox> = daemon.client().list_all(ListSandboxes::default()).collect::<Result<_, _>>().unwrap();
     for sandbox in &all {
         daemon.wait_for(&sandbox.id, "it is ready", settled);
     }
@@ -264,7 +267,7 @@ fn same_end_after_a_crash_at(points: &[&str], verb: impl Fn(&Daemon, &SandboxId,
         }
         let end = end(&daemon, &sandbox.id);
         assert_eq!(*clean.get_or_insert_with(|| end.clone()), end, "{point}");
-        for sandbox in daemon.client().list_all(Default::default()) {
+        for sandbox in daemon.client().list_all(ListSandboxes::default()) {
             daemon.remove(&sandbox.unwrap().id);
         }
         eventually_within(PATIENCE, "no row is left", || rows(&daemon).is_empty());
@@ -292,7 +295,7 @@ fn p4_a_crash_anywhere_in_a_rollback_ends_as_no_crash() {
 fn p4_a_crash_anywhere_in_a_fork_ends_as_no_crash() {
     let points = ["snapshot.committed", "snapshot.after", "snapshot.recorded", "restore.before", "restore.after:2"];
     same_end_after_a_crash_at(&points, |daemon, id, _| {
-        let request = Fork { count: Some(ForkCount::new(3).unwrap()), wait_ms: long(), ..Fork::default() };
+        let request = Fork { count: Some(ForkCount::new(3).unwrap()), wait_ms: Some(long()), ..Fork::default() };
         let _ = daemon.sandbox(id).fork(&request);
     });
 }

@@ -46,13 +46,12 @@ pub(super) fn run(args: Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
     };
     let forked = {
         let _waiting = Waiting::on(format!("forking {}", args.source));
-        match SnapshotRef::new(args.source.clone()) {
-            Ok(snapshot) => daemon.client.fork_snapshot(&(&snapshot).into(), &request)?,
-            Err(_) => {
-                let sandbox = SandboxRef::new(args.source.clone())
-                    .map_err(|error| Failure::usage(error.to_string()).hint("name a sandbox, or a snapshot (snp_…)"))?;
-                daemon.sandbox(&sandbox).fork(&request)?
-            }
+        if let Ok(snapshot) = SnapshotRef::new(args.source.clone()) {
+            daemon.client.fork_snapshot(&(&snapshot).into(), &request)?
+        } else {
+            let sandbox = SandboxRef::new(args.source.clone())
+                .map_err(|error| Failure::usage(error.to_string()).hint("name a sandbox, or a snapshot (snp_…)"))?;
+            daemon.sandbox(&sandbox).fork(&request)?
         }
     };
     if daemon.json {
