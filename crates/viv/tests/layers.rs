@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde_json::Value;
 use support::{Ground, eventually, fresh_bytes, mutation};
 use viv_core::{Generation, OperationId, SandboxId, SnapshotId};
+use viv_layer::Digest;
 use viv_layer::corpus::{Size, corpus};
 use viv_provider::{InstanceRef, InstanceSpec, InstanceState, Provider, SaveRequest};
 use viv_sandbox::DriverKind;
@@ -87,6 +88,22 @@ fn assert_same(expected: &[String], found: &[String], when: &str) {
     assert!(missing.is_empty() && strange.is_empty(), "{when}: missing {missing:#?}, not expected {strange:#?}");
 }
 
+/// What there is to be after merging. Where layers lie on each other, marks go that hide nothing: no image has the folder
+/// of the corpus, and overlayfs would list them as names that nobody can open.
+fn merged_expected(driver: DriverKind, expected: &[String], content: Digest, corpus: &Path) -> (Vec<String>, Digest) {
+    if driver == DriverKind::Btrfs {
+        return (expected.to_vec(), content);
+    }
+    let expected = expected.iter().filter(|line| !line.ends_with(" w")).cloned().collect();
+    let folder = tempfile::tempdir().unwrap();
+    let (below, bare) = (folder.path().join("below"), folder.path().join("bare"));
+    fs::create_dir(&below).unwrap();
+    viv_layer::merge_onto(&[corpus.parent().unwrap()], &below, &bare).unwrap();
+    let bare = bare.join("corpus");
+    assert_same(&expected, &lines(&bare), "without marks");
+    (expected, viv_layer::content(&bare).unwrap())
+}
+
 async fn awkward_files_survive(driver: DriverKind, size: Size) {
     let (ground, other) = (Ground::on(driver), Ground::on(driver));
     let (instance, folder) = ended_with_corpus(&ground, 7, size).await;
@@ -138,6 +155,7 @@ async fn awkward_files_survive(driver: DriverKind, size: Size) {
     });
     let mut merged = saved_layers(&ground, &newest).into_iter().map(|layer| in_layer(&layer));
     let merged = merged.rfind(|folder| folder.exists()).unwrap();
+    let (expected, content) = merged_expected(driver, &expected, content, &with_corpus);
     assert_same(&expected, &lines(&merged), "merged");
     assert_eq!(viv_layer::content(&merged).unwrap(), content, "merged");
     let last = restore(&ground, &newest).await;

@@ -184,7 +184,8 @@ fn x5_after_a_resume_services_start_again_linked_to_the_old_and_are_nudged() {
     );
     // What is listed is what there is.
     let listed: Vec<_> = daemon.sandbox(&made.id).executions_all().map(|one| one.unwrap()).collect();
-    assert!(listed.iter().all(|one| one.id != old), "the old one is not there any more");
+    let before = listed.iter().find(|one| one.id == old).expect("what ran when it was saved is told");
+    assert_eq!(before.state, ExecutionState::Lost);
     let running = listed.iter().filter(|one| one.state == ExecutionState::Running).map(|one| one.id.clone());
     assert_eq!(running.collect::<Vec<_>>(), back.services[0].execution.iter().cloned().collect::<Vec<_>>());
     daemon.remove(&made.id);

@@ -248,7 +248,7 @@ pub(super) mod tests {
             "cause       verified, 10s ago, by engine\n",
             "exec        ok, 5s ago, took 12ms\n",
             "observed    running by the supervisor, 5s ago\n",
-            "policy      persistent, lives 1h, rests after 15m unused\n",
+            "policy      persistent, lives 1h, frozen after 15m unused, saved after 15m more\n",
             "active      1m ago\n",
             "expires     in 58m\n",
         ] {

@@ -25,6 +25,8 @@ pub(super) fn rollback(sandbox: &Sandbox, snapshot: &SnapshotId, discard: bool, 
     let mut draft = Draft::of(sandbox, at);
     wanted(&mut draft, by);
     draft.next.rollback = Some(snapshot.clone());
+    // The last wish counts: who was to begin anew goes on from here.
+    draft.next.resetting = false;
     match &sandbox.phase {
         // What is lost may live all the same, and what it left is saved if it can be: what is not there is seen not to be.
         Phase::Verifying { .. } | Phase::Ready | Phase::Frozen { .. } | Phase::Lost => draft.rolling_back(discard, by),
