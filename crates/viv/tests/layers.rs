@@ -94,7 +94,7 @@ fn merged_expected(driver: DriverKind, expected: &[String], content: Digest, cor
     if driver == DriverKind::Btrfs {
         return (expected.to_vec(), content);
     }
-    let expected = expected.iter().filter(|line| !line.ends_with(" w")).cloned().collect();
+    let expected: Vec<String> = expected.iter().filter(|line| !line.ends_with(" w")).cloned().collect();
     let folder = tempfile::tempdir().unwrap();
     let (below, bare) = (folder.path().join("below"), folder.path().join("bare"));
     fs::create_dir(&below).unwrap();
