@@ -147,7 +147,11 @@ impl<'t> Draft<'t> {
             | PhaseName::Lost
             | PhaseName::Failed
             | PhaseName::Stopping
-            | PhaseName::Stopped => self.next.entry = None,
+            | PhaseName::Stopped => {
+                self.next.entry = None;
+                // Who wanted it to go back heard that it came to nothing; seen alive again, it stays as it is.
+                self.next.rollback = None;
+            }
         }
         self.next.expires_at_ms = None;
         self.enter(Phase::Lost, cause, &Actor::part("engine"), message)
