@@ -1,79 +1,30 @@
 //! The ladder of idling on simulated time, without faults: what moves a sandbox, and what does not.
 #![allow(missing_docs, reason = "tests")]
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+mod place;
+
 use std::time::Duration;
 
-use viv_chaos::Rng;
+use place::{Place, paused, place_ticking, request};
 use viv_core::exec::ExecSpec;
-use viv_core::lifecycle::{Actor, EntryKind, Sandbox, Status};
-use viv_core::spec::{Policy, Project, SandboxSpec};
+use viv_core::lifecycle::{Actor, EntryKind, Status};
+use viv_core::spec::{Policy, Project};
 use viv_core::{Generation, SandboxId};
-use viv_engine::{Clock, CreateRequest, Engine, EngineConfig, ReconcilerName, Which};
-use viv_provider::sim::{SimClock, SimProvider};
-use viv_store::{Cursor, JournalFilter, MemoryStore, Owner, Store};
+use viv_engine::{CreateRequest, ReconcilerName, Which};
+use viv_store::{Cursor, JournalFilter, Store};
 
-const EPOCH_MS: u64 = 1_700_000_000_000;
 const HOUR_MS: u64 = 3_600_000;
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Both windows of the ladder.
-const WINDOW_MS: u64 = 900_000;
-
-struct Place {
-    engine: Engine,
-    store: MemoryStore,
-}
-
-/// An engine without faults, on simulated time.
 async fn place() -> Place {
-    let clock = SimClock::starting_at(EPOCH_MS);
-    let ticking = clock.clone();
-    tokio::spawn(async move {
-        loop {
-            tokio::time::sleep(Duration::from_millis(500)).await;
-            ticking.advance(500);
-        }
-    });
-    let (store, provider) = (MemoryStore::new(), SimProvider::new(clock));
-    let owner =
-        Owner { name: "daemon".into(), boot_id: "b".into(), pid: 1, start_ticks: 0, epoch: 0, since_ms: EPOCH_MS };
-    let epoch = store.own(owner).await.unwrap();
-    let rng = Mutex::new(Rng::new(1));
-    let engine = Engine::start(
-        EngineConfig::new("sim".parse().unwrap(), "daemon"),
-        Arc::new(store.clone()),
-        Arc::new(provider),
-        epoch,
-        Clock::showing(EPOCH_MS),
-        move || rng.lock().unwrap().bytes(),
-    );
-    Place { engine: engine.await.unwrap(), store }
+    place_ticking(500, |_| {}).await
 }
 
 impl Place {
-    async fn ready(&self, persistent: bool) -> SandboxId {
-        let request = CreateRequest {
-            project: Project::default(),
-            name: None,
-            spec: SandboxSpec::default(),
-            policy: Policy {
-                persistent,
-                lifetime_ms: HOUR_MS,
-                idle_ms: WINDOW_MS,
-                hibernate_ms: WINDOW_MS,
-                ..Policy::default_for(None)
-            },
-            labels: BTreeMap::new(),
-            snapshot: None,
-            by: Actor::part("test"),
-            key: None,
-        };
-        let id = self.engine.create(request).await.unwrap().view.sandbox.id;
-        let view = self.engine.wait_ready(&id, Duration::from_secs(10)).await.unwrap();
-        assert_eq!(view.status, Status::Ready);
-        id
+    /// One with both windows of the ladder at a quarter of an hour.
+    async fn idling(&self, persistent: bool) -> SandboxId {
+        let policy = Policy { persistent, lifetime_ms: HOUR_MS, hibernate_ms: 900_000, ..request().policy };
+        self.made(CreateRequest { policy, ..request() }).await
     }
 
     /// Transitions so far.
@@ -82,24 +33,12 @@ impl Place {
         lines.iter().filter(|line| line.line.kind == "sandbox.moved").count()
     }
 
-    async fn record(&self, id: &SandboxId) -> Sandbox {
-        self.store.get(id).await.unwrap().unwrap()
-    }
-
     async fn start(&self, id: &SandboxId, argv: &[&str], detached: bool) {
         let handle = self.engine.work_in(&Project::default(), &Which::Id(id.clone()), None).await.unwrap();
         let argv = argv.iter().map(|&word| word.to_owned()).collect();
         let spec = ExecSpec { argv, detached, ..ExecSpec::default() };
         handle.execute(&handle.new_execution(), &spec).await.unwrap();
     }
-
-    async fn status(&self, id: &SandboxId) -> Status {
-        self.engine.get(&Project::default(), &Which::Id(id.clone()), "test").await.unwrap().status
-    }
-}
-
-fn paused(world: impl Future<Output = ()>) {
-    tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap().block_on(world);
 }
 
 /// Nobody uses it: frozen after one window, saved or ended after two, and nothing moves before or after.
@@ -107,7 +46,7 @@ fn paused(world: impl Future<Output = ()>) {
 fn l5_the_ladder_goes_down_by_itself_and_stays_down() {
     paused(async {
         let place = place().await;
-        let (kept, passing) = (place.ready(true).await, place.ready(false).await);
+        let (kept, passing) = (place.idling(true).await, place.idling(false).await);
         tokio::time::sleep(14 * MINUTE).await;
         assert_eq!((place.status(&kept).await, place.status(&passing).await), (Status::Unverified, Status::Unverified));
         tokio::time::sleep(2 * MINUTE).await;
@@ -129,7 +68,7 @@ fn l5_the_ladder_goes_down_by_itself_and_stays_down() {
 fn l6_what_runs_in_the_foreground_keeps_it_awake_and_a_service_does_not() {
     paused(async {
         let place = place().await;
-        let (busy, serving) = (place.ready(true).await, place.ready(true).await);
+        let (busy, serving) = (place.idling(true).await, place.idling(true).await);
         place.start(&busy, &["/bin/sleep", "2400"], false).await;
         place.start(&serving, &["/bin/sleep", "2400"], true).await;
         tokio::time::sleep(17 * MINUTE).await;
@@ -149,7 +88,7 @@ fn l6_what_runs_in_the_foreground_keeps_it_awake_and_a_service_does_not() {
 fn l7_a_lease_keeps_it_awake_until_it_ends() {
     paused(async {
         let place = place().await;
-        let id = place.ready(true).await;
+        let id = place.idling(true).await;
         let hold = 40 * 60_000;
         place.engine.keep_awake(&id, "thinking", hold, "the model thinks", Actor::part("test")).await.unwrap();
         tokio::time::sleep(39 * MINUTE).await;
@@ -166,7 +105,7 @@ fn l4_a_day_of_polls_timers_reconnects_traffic_and_schedules_does_not_loop() {
     paused(async {
         const MINUTES: u64 = 24 * 60;
         let place = place().await;
-        let id = place.ready(true).await;
+        let id = place.idling(true).await;
         let policy = place.record(&id).await.policy;
         let which = Which::Id(id.clone());
         let mut entries = 1;

@@ -157,6 +157,10 @@ mod tests {
         same("0 0 * JAN-mar Mon,FRI", "0 0 * 1-3 1,5");
         same("0 0 * * fri-sun", "0 0 * * 0,5,6");
         same("0 0 * * 7", "0 0 * * 0");
+        // The end of the week is Saturday, unless somebody writes 7.
+        same("0 0 * * 1/2", "0 0 * * 1,3,5");
+        same("0 0 * * 1-7/2", "0 0 * * 0,1,3,5");
+        same("0 0 * * 7/2", "0 0 * * 0");
         same("5/15 8-18/5 * * *", "5,20,35,50 8,13,18 * * *");
         same("@Hourly", " 0  * * * * ");
     }

@@ -33,6 +33,14 @@ impl FieldName {
         }
     }
 
+    /// The last one when nothing else is said: the week ends on Saturday, though 7 may be written.
+    fn last(self) -> u8 {
+        match self {
+            Self::DayOfWeek => 6,
+            other => other.range().1,
+        }
+    }
+
     /// Words that stand for numbers; the first one for the number that is told with them.
     fn words(self) -> (&'static [&'static str], u8) {
         match self {
@@ -93,12 +101,12 @@ fn part_bits(name: FieldName, part: &str) -> Result<u64, String> {
         }
     };
     let (from, to) = if range == "*" {
-        (min, max)
+        (min, name.last())
     } else if let Some((from, to)) = range.split_once('-') {
         (value(name, from)?, value(name, to)?)
     } else {
         let from = value(name, range)?;
-        (from, if step.is_some() { max } else { from })
+        (from, if step.is_some() { from.max(name.last()) } else { from })
     };
     // From Friday to Sunday is what people write, and 0 is also 7.
     let to = if name == FieldName::DayOfWeek && to == 0 && from > 0 { 7 } else { to };

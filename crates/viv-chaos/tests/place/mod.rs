@@ -32,12 +32,17 @@ pub(crate) async fn place() -> Place {
 
 /// The same, set up otherwise.
 pub(crate) async fn place_with(set_up: impl FnOnce(&mut EngineConfig)) -> Place {
+    place_ticking(50, set_up).await
+}
+
+/// The same, whose provider's clock goes in steps of so many milliseconds: larger ones for days.
+pub(crate) async fn place_ticking(tick_ms: u64, set_up: impl FnOnce(&mut EngineConfig)) -> Place {
     let sim = SimClock::starting_at(EPOCH_MS);
     let ticking = sim.clone();
     tokio::spawn(async move {
         loop {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            ticking.advance(50);
+            tokio::time::sleep(Duration::from_millis(tick_ms)).await;
+            ticking.advance(tick_ms);
         }
     });
     let (store, provider) = (MemoryStore::new(), FaultyProvider::new(SimProvider::new(sim), 1, 0));
