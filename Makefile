@@ -4,6 +4,11 @@
 CARGO ?= cargo
 TOOLS := $(CURDIR)/.tools
 export PATH := $(TOOLS)/bin:$(HOME)/.cargo/bin:$(PATH)
+COMMIT := $(shell git describe --always --exclude='*' --abbrev=12 --dirty=+ 2>/dev/null)
+ifneq ($(COMMIT),)
+# What the daemon says it was made of (T8).
+export VIV_COMMIT := $(COMMIT)
+endif
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12

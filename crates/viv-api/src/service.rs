@@ -196,7 +196,7 @@ pub struct ServiceShown {
     pub restarts: u32,
     /// When it was found ready.
     pub ready_at_ms: Option<u64>,
-    /// How it ended, once it is given up.
+    /// How it ended, once it is given up, or that its sandbox is hibernated or stopped, so that nothing of it runs.
     pub ended: Option<String>,
 }
 

@@ -3,18 +3,19 @@
 
 mod place;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use place::{LONG, Place, by, paused, place, place_with, request};
+use place::{LONG, Place, by, paused, persistent, place, place_ticking, place_with, request};
 use viv_chaos::Damage;
-use viv_core::lifecycle::{PhaseName, Sandbox, Status};
-use viv_core::spec::Policy;
+use viv_core::lifecycle::{EntryKind, Phase, PhaseName, Sandbox, Status};
+use viv_core::spec::{Policy, Project};
 use viv_core::{FencingToken, Generation, OperationId, SandboxId};
-use viv_engine::{CreateRequest, EngineError, Failpoint};
-use viv_provider::{InstanceRef, InstanceSpec, InstanceState, Mutation, PageRequest, Provider};
-use viv_store::{Change, Store};
+use viv_engine::{CreateRequest, EngineError, Failpoint, NewSnapshot, RollbackRequest, Which};
+use viv_provider::{DeadlineChange, InstanceRef, InstanceSpec, InstanceState, Mutation, PageRequest, Provider};
+use viv_store::{Change, ListQuery, Store};
 
 /// Named, and with an end in ten seconds.
 fn web() -> CreateRequest {
@@ -117,4 +118,152 @@ fn incident_36_what_lives_is_not_read_as_an_orphan() {
         }
         assert!(!place.lines(&id).await.iter().any(|line| line.line.kind == "orphan.collected"));
     });
+}
+
+#[test]
+fn incident_3_activity_that_was_not_written_down_yet_counts() {
+    paused(async {
+        let place = place().await;
+        let id = place.made(persistent()).await;
+        let used = place.engine.activity(&id).await.unwrap().sandbox.active_at_ms;
+        tokio::time::sleep(Duration::from_millis(600)).await;
+        let then = place.engine.activity(&id).await.unwrap();
+        assert_eq!(then.sandbox.active_at_ms, used, "it is kept back, so as not to write all the time");
+        // The window of what was written has passed, and that of what was kept back has not.
+        let window = Duration::from_millis(then.sandbox.policy.idle_ms + 1_000);
+        tokio::time::sleep(window.checked_sub(Duration::from_millis(300)).unwrap()).await;
+        assert_eq!(place.record(&id).await.phase, Phase::Ready);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(place.record(&id).await.phase.name(), PhaseName::Frozen);
+    });
+}
+
+/// A persistent sandbox that is being saved, and cannot get on with it.
+async fn held_up(place: &Place) -> SandboxId {
+    let id = place.made(persistent()).await;
+    place.provider.set_silent(true);
+    place.engine.hibernate(&id, by()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(place.record(&id).await.phase.name(), PhaseName::Hibernating);
+    id
+}
+
+#[test]
+fn incident_12_who_comes_while_it_is_being_saved_waits_or_is_refused() {
+    paused(async {
+        let place = place().await;
+        let id = held_up(&place).await;
+        let which = Which::Id(id.clone());
+        let refused = place.engine.work_in(&Project::default(), &which, None).await;
+        assert!(matches!(refused, Err(EngineError::NotRunning { .. })), "nothing is led into it: {refused:?}");
+        place.engine.ensure(&id, EntryKind::Gateway, by()).await.unwrap();
+        let waited = place.engine.wait_ready(&id, Duration::from_secs(5)).await.unwrap();
+        assert_eq!(waited.status, Status::Hibernating, "it is not ready before it was saved");
+        place.provider.set_silent(false);
+        // Longer than the call that was lost is waited for.
+        let view = place.engine.wait_ready(&id, 20 * LONG).await.unwrap();
+        assert_eq!((view.status, view.sandbox.generation), (Status::Ready, Generation(2)));
+        let handle = place.engine.work_in(&Project::default(), &which, None).await.unwrap();
+        assert_eq!(handle.generation(), Generation(2), "and what comes then is led to what was resumed");
+    });
+}
+
+#[test]
+fn incident_14_no_verb_changes_the_policy() {
+    paused(async {
+        let place = place().await;
+        let id = place.made(persistent()).await;
+        let policy = place.record(&id).await.policy;
+        let snapshot = NewSnapshot { name: None, labels: BTreeMap::new(), by: by() };
+        let saved = place.engine.make_snapshot(&id, snapshot).await.unwrap().id;
+        for verb in 0..7 {
+            match verb {
+                0 => drop(place.engine.work_in(&Project::default(), &Which::Id(id.clone()), None).await.unwrap()),
+                1 => {
+                    let handle = place.engine.work_in(&Project::default(), &Which::Id(id.clone()), None).await.unwrap();
+                    place.engine.extend(&handle, DeadlineChange::AtLeastMs(90_000_000), &by()).await.unwrap();
+                }
+                2 => drop(place.engine.freeze(&id, by()).await.unwrap()),
+                3 => drop(place.engine.thaw(&id, by()).await.unwrap()),
+                4 => drop(place.engine.stop(&id, by()).await.unwrap()),
+                5 => drop(place.engine.ensure(&id, EntryKind::Ensure, by()).await.unwrap()),
+                _ => {
+                    let back = RollbackRequest { snapshot: saved.clone(), discard: false, by: by() };
+                    drop(place.engine.rollback(&id, back).await.unwrap());
+                }
+            }
+            place.engine.wait_settled(&id, LONG).await.unwrap();
+            assert_eq!(place.record(&id).await.policy, policy, "after verb {verb}");
+        }
+    });
+}
+
+#[test]
+fn incident_23_a_resume_is_answered_when_it_was_seen() {
+    paused(async {
+        let place = place().await;
+        let id = place.made(persistent()).await;
+        place.engine.stop(&id, by()).await.unwrap();
+        assert_eq!(place.engine.wait_settled(&id, LONG).await.unwrap().status, Status::Hibernated);
+        // Whoever resumes it is heard, and nothing is done.
+        place.provider.set_silent(true);
+        let entered = place.engine.ensure(&id, EntryKind::Ensure, by()).await.unwrap();
+        assert_ne!(entered.status, Status::Ready);
+        let waited = place.engine.wait_ready(&id, Duration::from_secs(20)).await.unwrap();
+        assert_eq!(waited.status, Status::Resuming);
+        assert_eq!(instances(&place).await, []);
+        place.provider.set_silent(false);
+        assert_eq!(place.engine.wait_ready(&id, LONG).await.unwrap().status, Status::Ready);
+        assert_eq!(instances(&place).await, [id]);
+    });
+}
+
+#[test]
+fn incident_25_what_rests_is_not_ended_by_a_sweep() {
+    paused(async {
+        let place = place_ticking(5_000, |_| {}).await;
+        let policy = Policy { hibernate_ms: 7 * 86_400_000, lifetime_ms: 30 * 86_400_000, ..persistent().policy };
+        let frozen = place.made(CreateRequest { policy, ..persistent() }).await;
+        let saved = place.made(persistent()).await;
+        place.engine.freeze(&frozen, by()).await.unwrap();
+        place.engine.hibernate(&saved, by()).await.unwrap();
+        place.engine.wait_settled(&saved, LONG).await.unwrap();
+        let mutations = place.provider.mutations();
+        for _ in 0..24 {
+            place.engine.reconcile();
+            tokio::time::sleep(Duration::from_secs(3_600)).await;
+        }
+        assert_eq!(place.status(&frozen).await, Status::Frozen);
+        assert_eq!(place.status(&saved).await, Status::Hibernated);
+        assert_eq!(place.provider.mutations(), mutations, "nobody touched either");
+    });
+}
+
+#[test]
+fn incident_37_reading_resumes_nothing() {
+    paused(async {
+        let place = place().await;
+        let (frozen, saved) = (place.made(persistent()).await, place.made(persistent()).await);
+        place.engine.freeze(&frozen, by()).await.unwrap();
+        place.engine.hibernate(&saved, by()).await.unwrap();
+        for id in [&frozen, &saved] {
+            place.engine.wait_settled(id, LONG).await.unwrap();
+        }
+        let (versions, mutations) = (versions(&place, [&frozen, &saved]).await, place.provider.mutations());
+        for _ in 0..200 {
+            for (id, status) in [(&frozen, Status::Frozen), (&saved, Status::Hibernated)] {
+                assert_eq!(place.status(id).await, status);
+                assert_eq!(place.engine.verify(id).await.unwrap().status, status, "nor does looking closely");
+                let listed = place.engine.list(&ListQuery { limit: 10, ..ListQuery::default() }).await.unwrap().0;
+                assert_eq!(listed.len(), 2);
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        assert_eq!(self::versions(&place, [&frozen, &saved]).await, versions, "no record changed");
+        assert_eq!(place.provider.mutations(), mutations);
+    });
+}
+
+async fn versions(place: &Place, of: [&SandboxId; 2]) -> [u64; 2] {
+    [place.record(of[0]).await.version, place.record(of[1]).await.version]
 }

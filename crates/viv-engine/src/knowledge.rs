@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use viv_core::lifecycle::{Evidence, Observed, Sandbox};
+use viv_core::lifecycle::{Evidence, Observed, Phase, Sandbox};
 use viv_core::spec::Project;
 use viv_core::{FencingToken, Generation, SandboxId};
 
@@ -36,6 +36,11 @@ const READERS_MAX: usize = 32;
 
 /// Most that are remembered to be over, so that who comes late does not begin anew: more than can be on their way.
 const OVER_MAX: usize = 256;
+
+/// Whether its instance was seen to be gone, which the record knows best: what was seen before that is over.
+fn has_nothing(sandbox: &Sandbox) -> bool {
+    matches!(sandbox.phase, Phase::Hibernated { .. } | Phase::Stopped)
+}
 
 /// What was seen of all of them. Only [`Knowledge::attend`] begins to know one, and nothing is known of what is over.
 #[derive(Debug, Default)]
@@ -112,11 +117,16 @@ impl Knowledge {
         });
     }
 
+    /// Something that is known of the current generation.
+    fn about<T>(&self, sandbox: &Sandbox, what: impl FnOnce(&Known) -> Option<T>) -> Option<T> {
+        let known = self.lock();
+        known.get(&sandbox.id).filter(|known| known.generation == Some(sandbox.generation)).and_then(what)
+    }
+
     /// The latest evidence about the current generation. What the record has is of its last transition.
     pub(crate) fn evidence(&self, sandbox: &Sandbox) -> Evidence {
-        let known = self.lock();
-        let latest = known.get(&sandbox.id).filter(|known| known.generation == Some(sandbox.generation));
-        match latest.and_then(|known| known.evidence.clone()) {
+        let latest = self.about(sandbox, |known| known.evidence.clone());
+        match latest.filter(|_| !has_nothing(sandbox)) {
             Some(evidence) if evidence.at_ms() >= sandbox.evidence.at_ms() => evidence,
             _ => sandbox.evidence.clone(),
         }
@@ -124,23 +134,18 @@ impl Knowledge {
 
     /// Whether anything was probed since this daemon began (T4).
     pub(crate) fn has_probed(&self, sandbox: &Sandbox) -> bool {
-        let known = self.lock();
-        let latest = known.get(&sandbox.id).filter(|known| known.generation == Some(sandbox.generation));
-        latest.is_some_and(|known| known.evidence.is_some())
+        self.about(sandbox, |known| known.evidence.as_ref().map(|_| ())).is_some()
     }
 
     /// Whether this daemon saw the end of the current generation, recorded or not.
     pub(crate) fn has_ended(&self, sandbox: &Sandbox) -> bool {
-        let known = self.lock();
-        let latest = known.get(&sandbox.id).filter(|known| known.generation == Some(sandbox.generation));
-        latest.and_then(|known| known.observed.as_ref()).is_some_and(Observed::tells_of_an_end)
+        self.about(sandbox, |known| known.observed.clone()).is_some_and(|observed| observed.tells_of_an_end())
     }
 
     /// What the provider said last.
     pub(crate) fn last_observed(&self, sandbox: &Sandbox) -> Option<Observed> {
-        let known = self.lock();
-        let latest = known.get(&sandbox.id).filter(|known| known.generation == Some(sandbox.generation));
-        latest.and_then(|known| known.observed.clone()).or_else(|| sandbox.observed.clone())
+        let latest = self.about(sandbox, |known| known.observed.clone());
+        latest.filter(|_| !has_nothing(sandbox)).or_else(|| sandbox.observed.clone())
     }
 
     /// The token under which this daemon works on it.

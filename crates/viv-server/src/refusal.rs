@@ -89,9 +89,10 @@ pub(crate) fn gone(what: impl std::fmt::Display, cause: &Caused) -> Refusal {
 fn not_running(message: String, phase: PhaseName, what: Option<String>) -> ApiError {
     let hint = match phase {
         PhaseName::Provisioning | PhaseName::Verifying | PhaseName::Resuming => "viv ensure waits until it is ready",
-        PhaseName::Hibernating | PhaseName::Hibernated | PhaseName::Frozen | PhaseName::Lost | PhaseName::Failed => {
-            "viv ensure makes it run"
+        PhaseName::Hibernating | PhaseName::Hibernated | PhaseName::Frozen => {
+            "viv ensure makes it run, and so does viv exec --wake"
         }
+        PhaseName::Lost | PhaseName::Failed => "viv ensure makes it run",
         PhaseName::Ready | PhaseName::Stopping | PhaseName::Stopped => "viv show says how it stands",
     };
     let phase = Some(phase.into());

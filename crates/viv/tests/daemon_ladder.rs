@@ -17,7 +17,8 @@ use viv_api::client::ClientError;
 use viv_api::execution::{Execution, ExecutionState, StartExecution, TimeLimit};
 use viv_api::query::{ListEvents, ReadFile, WriteFile};
 use viv_api::sandbox::{
-    CreatePolicy, CreateSandbox, EnsureSandbox, ExtendSandbox, FailedSave, RestSandbox, Sandbox, Status, StopSandbox,
+    CreatePolicy, CreateSandbox, EnsureSandbox, ExtendSandbox, FailedSave, ProviderState, RestSandbox, Sandbox, Status,
+    StopSandbox,
 };
 use viv_core::{Generation, SandboxId};
 
@@ -87,6 +88,14 @@ fn l5_nobody_uses_it_and_it_is_frozen_then_saved_and_an_entry_brings_it_back() {
     daemon.wait_for(&kept.id, "it is frozen", |now| now.status == Status::Frozen);
     let saved = daemon.wait_for(&kept.id, "it is saved", |now| now.status == Status::Hibernated);
     assert_eq!(saved.cause.unwrap().code, "saved");
+    // What was seen of it while it ran is not told of what does not run (T1), before and after a restart.
+    for round in 0..2 {
+        let now = daemon.sandbox(&kept.id).get().unwrap();
+        assert_eq!(now.observed.unwrap().provider_state, ProviderState::Absent, "round {round}");
+        assert!(now.evidence.exec.is_none() && now.evidence.filesystem.is_none(), "{:?}", now.evidence);
+        daemon.kill();
+        daemon.restart();
+    }
     daemon.wait_for(&passing.id, "what is not kept ends", |now| now.status == Status::Stopped);
     daemon.assert_nothing_left();
     let lost = daemon.sandbox(&kept.id).execution(service.id.clone()).get().unwrap();

@@ -84,7 +84,7 @@ fn j4_sandboxes_run_on(signal: Signal) {
 }
 
 #[test]
-fn j4_sandboxes_run_on_through_kill_9_and_are_found_with_exit_codes_and_output() {
+fn j4_incident_6_sandboxes_run_on_through_kill_9_and_are_found_with_exit_codes_and_output() {
     j4_sandboxes_run_on(Signal::KILL);
 }
 

@@ -117,7 +117,7 @@ fn l11_going_back_is_a_new_generation_with_the_old_files_and_the_same_policy() {
 }
 
 #[test]
-fn l11_ten_forks_at_once_are_ten_and_share_nothing_but_their_beginning() {
+fn l11_incident_38_ten_forks_at_once_share_nothing_but_their_beginning_which_outlives_its_maker() {
     let daemon = Daemon::start();
     let sandbox = daemon.create();
     write(&daemon, &sandbox.id, "from the first");

@@ -102,7 +102,7 @@ fn walk(folder: &Path, found: &mut BTreeSet<PathBuf>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn p8_after_the_storm_nothing_is_left() {
+async fn p8_incident_8_after_the_storm_nothing_is_left() {
     let cycles = std::env::var("VIV_LEAK_CYCLES").ok().and_then(|text| text.parse().ok()).unwrap_or(CYCLES);
     let chance = Chance::from_env("VIV_LEAK_SEED");
     let ground = Arc::new(Ground::new());

@@ -23,7 +23,7 @@ struct Tally {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn l5_either_extended_and_alive_or_expired_and_gone() {
+async fn l5_incident_11_either_extended_and_alive_or_expired_and_gone() {
     let ground = Ground::new();
     let mut tally = Tally::default();
     for round in 0..RACES / AT_ONCE {

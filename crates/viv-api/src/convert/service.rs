@@ -1,7 +1,7 @@
 //! Services and hooks, from the API's words to the core's and back.
 
 use viv_core::hook::{self, HOOK_MS_DEFAULT, HookAction, HookPoint, Secret};
-use viv_core::lifecycle::Sandbox;
+use viv_core::lifecycle::{Phase, Sandbox};
 use viv_core::service::{
     self, NUDGE_WITHIN_MS_DEFAULT, READY_WITHIN_MS_DEFAULT, Readiness, RestartPolicy as CorePolicy, ServiceRun,
 };
@@ -91,6 +91,9 @@ fn core_hook(point: HookPoint, asked: &Hook) -> hook::Hook {
 impl ServiceShown {
     /// The services of a sandbox, in the order of its spec.
     pub fn all(sandbox: &Sandbox) -> Vec<Self> {
+        // Nothing of it runs then, whatever the last run came to.
+        let over = matches!(sandbox.phase, Phase::Hibernated { .. } | Phase::Stopped);
+        let over = over.then(|| sandbox.phase.name().as_str().to_owned());
         let shown = |service: &service::ServiceSpec| {
             let run: Option<&ServiceRun> = sandbox.services.get(&service.name);
             Self {
@@ -106,7 +109,7 @@ impl ServiceShown {
                 after: run.and_then(|run| run.after.clone()),
                 restarts: run.map_or(0, |run| run.restarts),
                 ready_at_ms: run.and_then(|run| run.ready_at_ms),
-                ended: run.and_then(|run| run.ended.clone()),
+                ended: run.and_then(|run| run.ended.clone().or_else(|| over.clone())),
             }
         };
         sandbox.spec.services.iter().map(shown).collect()

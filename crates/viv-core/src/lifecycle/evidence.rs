@@ -124,6 +124,11 @@ impl Evidence {
 }
 
 impl Observed {
+    /// It was looked for after it was ended, and was not there.
+    pub fn absent(at_ms: u64) -> Self {
+        Self { state: "absent".to_owned(), via: "record".to_owned(), at_ms }
+    }
+
     /// Whether it was ending, had ended, or was not there.
     pub fn tells_of_an_end(&self) -> bool {
         ["ended", "ending", "absent"].iter().any(|word| self.state.starts_with(word))

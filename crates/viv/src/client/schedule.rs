@@ -21,6 +21,7 @@ pub(crate) struct Args {
 
 #[derive(Subcommand)]
 enum Verb {
+    #[command(visible_alias = "create")]
     Add(Add),
     /// List schedules: of a sandbox, or all
     Ls {

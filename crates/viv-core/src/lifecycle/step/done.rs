@@ -6,7 +6,7 @@ use crate::hook::HookPoint;
 use crate::id::OperationId;
 use crate::lifecycle::cause::{Actor, Cause};
 use crate::lifecycle::event::{Failure, FailureKind, Outcome};
-use crate::lifecycle::evidence::{Evidence, Finding};
+use crate::lifecycle::evidence::{Evidence, Finding, Observed};
 use crate::lifecycle::phase::{FreezeStep, HibernateStep, MakeStep, Phase, PhaseName, ResumeStep, VerifyStep};
 use crate::lifecycle::{Moment, Sandbox};
 
@@ -17,6 +17,9 @@ pub(super) fn done(sandbox: &Sandbox, operation: &OperationId, outcome: &Outcome
     };
     let deadline_at_ms = work.deadline_at_ms;
     let mut draft = Draft::of(sandbox, at);
+    if *outcome == Outcome::Cleared {
+        draft.next.observed = Some(Observed::absent(at.now_ms));
+    }
     match (&sandbox.phase, outcome) {
         (Phase::Provisioning { step: MakeStep::Clear, rebuilds, .. }, Outcome::Cleared) => {
             draft.make(*rebuilds, None, deadline_at_ms)

@@ -59,6 +59,7 @@ impl<'t> Draft<'t> {
         let cause = self.next.cause.clone();
         self.next.entry = None;
         self.next.expires_at_ms = None;
+        self.next.evidence = Evidence::default();
         self.next.keep_awake.clear();
         let kept = if cause.cause == Cause::KillFailed { Cause::AbsenceObserved } else { cause.cause };
         self.enter(Phase::Stopped, kept, &cause.by, cause.message)
@@ -112,6 +113,7 @@ impl<'t> Draft<'t> {
 
     pub(super) fn hibernated(mut self, snapshot: SnapshotId, cause: Cause) -> Stepped {
         self.next.expires_at_ms = None;
+        self.next.evidence = Evidence::default();
         let snapshot = if self.next.rollback.is_some() { self.beginning().unwrap_or(snapshot) } else { snapshot };
         let by = self.next.held_by.clone().unwrap_or_else(|| self.next.cause.by.clone());
         self.enter(Phase::Hibernated { snapshot }, cause, &by, None)
