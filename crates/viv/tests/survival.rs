@@ -330,7 +330,7 @@ async fn x6_an_agent_killed_for_memory_is_told_from_one_killed_by_hand() {
 
 /// A late reader gets all that was kept although everything outside and inside has died.
 #[tokio::test]
-async fn x2_output_is_read_after_everything_died() {
+async fn x2_incident_16_output_is_read_after_everything_died() {
     let ground = Ground::new();
     let sandbox = ground.create(Duration::from_secs(600)).await;
     let execution = sandbox.start("echo before; sleep 1000").await;

@@ -62,14 +62,14 @@ fn descendants(of: u32) -> usize {
 }
 
 #[tokio::test]
-async fn x3_on_the_layout_of_this_machine() {
+async fn x3_incident_15_on_the_layout_of_this_machine() {
     a_stubborn_tree_is_gone_after_a_cancel(&Ground::new()).await;
 }
 
 #[tokio::test]
-async fn x3_on_pure_v2() {
+async fn x3_incident_15_on_pure_v2() {
     if !is_in_namespace() {
-        return again_in_namespace("x3_on_pure_v2", PURE_V2);
+        return again_in_namespace("x3_incident_15_on_pure_v2", PURE_V2);
     }
     let layout = Layout::detect().unwrap();
     assert!(layout.v1.is_empty() && layout.v2.is_some(), "{layout:?}");
@@ -78,9 +78,9 @@ async fn x3_on_pure_v2() {
 }
 
 #[tokio::test]
-async fn x3_without_cgroups() {
+async fn x3_incident_15_without_cgroups() {
     if !is_in_namespace() {
-        return again_in_namespace("x3_without_cgroups", NO_CGROUPS);
+        return again_in_namespace("x3_incident_15_without_cgroups", NO_CGROUPS);
     }
     assert_eq!(Layout::detect().unwrap(), Layout::default());
     let ground = Ground::new();

@@ -16,7 +16,7 @@ fn text(value: &Value) -> &str {
 }
 
 #[tokio::test]
-async fn s3_a_key_sees_and_uses_only_the_snapshots_of_its_project() {
+async fn s3_incident_9_a_key_sees_and_uses_only_the_snapshots_of_its_project() {
     let world = World::new().await;
     let (ours, theirs) = (key(&world, "project", "ours").await, key(&world, "project", "theirs").await);
     let look = key(&world, "read_only", "ours").await;
