@@ -10,16 +10,21 @@ use crate::lifecycle::evidence::{Evidence, Finding, Observed};
 use crate::lifecycle::phase::{FreezeStep, HibernateStep, MakeStep, Phase, PhaseName, ResumeStep, VerifyStep};
 use crate::lifecycle::{Moment, Sandbox};
 
+/// What was cleared was looked for, and was not there.
+fn with_what_was_seen<'a>(mut draft: Draft<'a>, outcome: &Outcome) -> Draft<'a> {
+    if *outcome == Outcome::Cleared {
+        draft.next.observed = Some(Observed::absent(draft.at.now_ms));
+    }
+    draft
+}
+
 /// An effect had this outcome.
 pub(super) fn done(sandbox: &Sandbox, operation: &OperationId, outcome: &Outcome, at: Moment<'_>) -> Stepped {
     let Some(work) = sandbox.phase.work().filter(|work| work.operation == *operation) else {
         return Stepped::Ignored(Ignored::StaleOperation);
     };
     let deadline_at_ms = work.deadline_at_ms;
-    let mut draft = Draft::of(sandbox, at);
-    if *outcome == Outcome::Cleared {
-        draft.next.observed = Some(Observed::absent(at.now_ms));
-    }
+    let mut draft = with_what_was_seen(Draft::of(sandbox, at), outcome);
     match (&sandbox.phase, outcome) {
         (Phase::Provisioning { step: MakeStep::Clear, rebuilds, .. }, Outcome::Cleared) => {
             draft.make(*rebuilds, None, deadline_at_ms)
