@@ -39,8 +39,7 @@ pub(crate) const MORE: [(PhaseName, PhaseName); 9] = [
     (Provisioning, Resuming),
 ];
 
-#[test]
-fn the_edges_are_those_of_the_design() {
+pub(crate) fn the_edges_are_those_of_the_design() {
     let mut table: BTreeSet<(PhaseName, PhaseName)> = MORE.into();
     table.extend(DESIGN.into_iter().flat_map(|(from, to)| to.iter().map(move |&to| (from, to))));
     let mut seen: BTreeSet<(PhaseName, PhaseName)> = explored().edges.keys().copied().collect();
@@ -52,8 +51,7 @@ fn the_edges_are_those_of_the_design() {
     assert!(missing.is_empty() && unknown.is_empty(), "not reached: {missing:?}, not in the table: {unknown:?}");
 }
 
-#[test]
-fn every_phase_is_reached_and_every_event_has_an_answer_in_it() {
+pub(crate) fn every_phase_is_reached_and_every_event_has_an_answer_in_it() {
     let words: BTreeSet<&str> = explored().answers.keys().map(|(_, word)| *word).collect();
     for phase in PhaseName::ALL {
         assert!(explored().answers.contains_key(&(phase, "due")), "{phase:?} is not reached");
@@ -65,8 +63,7 @@ fn every_phase_is_reached_and_every_event_has_an_answer_in_it() {
     }
 }
 
-#[test]
-fn l20_delete_ends_every_record_that_can_be_reached() {
+pub(crate) fn l20_delete_ends_every_record_that_can_be_reached() {
     for sandbox in &explored().records {
         if sandbox.is_over() {
             continue;
@@ -80,8 +77,7 @@ fn l20_delete_ends_every_record_that_can_be_reached() {
 
 /// Nobody answers anything any more, and only time passes: where it ends it either rests or says that it is overdue,
 /// and goes on trying.
-#[test]
-fn transient_phases_are_left_by_time_alone() {
+pub(crate) fn transient_phases_are_left_by_time_alone() {
     // Saved → resuming → failed, and from there overdue: no way is longer.
     const STEPS_MAX: usize = 6;
     for first in &explored().records {
@@ -104,8 +100,7 @@ fn transient_phases_are_left_by_time_alone() {
     }
 }
 
-#[test]
-fn records_of_every_kind_survive_json() {
+pub(crate) fn records_of_every_kind_survive_json() {
     let mut kinds = BTreeMap::new();
     for sandbox in &explored().records {
         let text = serde_json::to_string(sandbox).expect("JSON");

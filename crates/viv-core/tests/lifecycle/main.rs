@@ -21,3 +21,16 @@ mod rest;
 mod services;
 mod setup;
 mod status;
+
+/// All that looks at every record that can be reached, in one process: the search is most of the work.
+#[test]
+fn what_holds_of_every_record_that_can_be_reached() {
+    edges::the_edges_are_those_of_the_design();
+    edges::every_phase_is_reached_and_every_event_has_an_answer_in_it();
+    edges::l20_delete_ends_every_record_that_can_be_reached();
+    edges::transient_phases_are_left_by_time_alone();
+    edges::records_of_every_kind_survive_json();
+    diagram::the_page_says_what_the_code_does();
+    incidents::incident_32_another_instance_is_another_generation_and_never_behind_ready();
+    status::t1_no_evidence_makes_another_phase_ready();
+}
