@@ -1,5 +1,5 @@
 # Two targets for everybody: `make up` and `make test`. `make help` lists the rest.
-.PHONY: help up down sim explore test prepare build fmt lint deny unit quota cgroups kernels guest-tests bench soak clean
+.PHONY: help up down sim conformance explore test prepare build fmt lint deny unit quota cgroups kernels guest-tests bench soak clean
 
 CARGO ?= cargo
 TOOLS := $(CURDIR)/.tools
@@ -73,6 +73,10 @@ soak: ## the leak and crash tests, longer: CYCLES=5000 make soak
 	VIV_RESUME_CYCLES=100 VIV_SELFTEST_ROUNDS=50 VIV_SELFTEST_ROUNDS_KILLED=50 \
 		$(CARGO) nextest run --package viv --test daemon_steady --test selftest --locked
 	VIV_STORE_CRASHES=$${CYCLES:-3000} $(CARGO) nextest run --release --package viv-store --test crash --locked
+
+conformance: ## all cases of the conformance suite with every runtime and driver (ten minutes)
+	@scripts/prepare test
+	$(CARGO) nextest run --locked --ignore-default-filter --package viv --test conformance
 
 explore: ## properties with many other cases: CASES=20000 make explore
 	PROPTEST_CASES=$${CASES:-3000} $(CARGO) nextest run --locked --package viv-core --package viv-cron \
