@@ -13,7 +13,14 @@ use crate::text::span;
 pub(crate) struct Args {
     /// Id or name
     sandbox: SandboxRef,
+
+    /// With every step on the way from one phase to the next; JSON has them always
+    #[arg(long)]
+    steps: bool,
 }
+
+/// What tells of a step within a phase.
+const STEP: &str = "sandbox.advanced";
 
 pub(super) fn run(args: &Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
     let handle = daemon.sandbox(&args.sandbox);
@@ -22,7 +29,7 @@ pub(super) fn run(args: &Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
         let entry = entry?;
         if daemon.json {
             print_json(&entry)?;
-        } else {
+        } else if args.steps || entry.kind != STEP {
             table.row(row(&entry));
         }
     }
