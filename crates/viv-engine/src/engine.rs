@@ -32,6 +32,11 @@ pub(crate) const RACES_MAX: usize = 64;
 /// A lease of ours lasts as long as we own the store; it is shown, and taken over with the store.
 const LEASE_MS: u64 = 10 * 365 * 24 * 3600 * 1000;
 
+/// How often a lease on what is gone is tried to be given back, and how long is waited between. The next daemon knows
+/// nothing of it.
+const LET_GO_TRIES: usize = 8;
+const LET_GO_PAUSE: Duration = Duration::from_millis(500);
+
 /// The hard deadline is the shim's; we look a moment later, in case its word was lost.
 const EXPIRY_SLACK_MS: u64 = 2_000;
 
@@ -407,6 +412,25 @@ impl Inner {
         self.knowledge.forget_token(sandbox);
         tracing::warn!(component = "engine", %sandbox, seen = highest.0, "a newer token was seen than was ever given here");
         Ok(())
+    }
+
+    /// What nobody records, or is over, is held only while something of it is removed (L20).
+    pub(crate) async fn let_go(&self, sandbox: &SandboxId, token: FencingToken) {
+        for _ in 0..LET_GO_TRIES {
+            let released = async {
+                if self.store.get(sandbox).await?.is_none_or(|record| record.is_over()) {
+                    self.store.release(self.epoch, sandbox, LeaseKind::Lifecycle, token).await?;
+                }
+                Ok::<_, EngineError>(())
+            };
+            let Err(error) = released.await else { return };
+            self.heed(&error);
+            self.pause(LET_GO_PAUSE).await;
+            if self.is_ending() {
+                return;
+            }
+        }
+        tracing::warn!(component = "engine", %sandbox, "a lease on what is gone is left to the next daemon");
     }
 
     fn spawn_timer(self: &Arc<Self>) {
