@@ -13,7 +13,7 @@ use viv_core::service::{Readiness, Restart, RestartPolicy, ServiceSpec};
 use viv_core::spec::{Policy, Project, SandboxSpec};
 use viv_core::{EndCause, Generation, SandboxId, SnapshotId};
 use viv_engine::{CreateRequest, Engine, EngineError, Handle, KeyedBy, View, Which};
-use viv_provider::{DeadlineChange, InstanceRef, InstanceState, Provider};
+use viv_provider::{DeadlineChange, InstanceRef, InstanceState, Provider, ResourceLimits};
 use viv_store::{ListQuery, Store};
 
 use crate::faulty::Damage;
@@ -160,6 +160,12 @@ impl World<'_> {
                     Deed::Extend => {
                         let handle = hold(&engine, &id, None).await?;
                         engine.extend(&handle, DeadlineChange::AtLeastMs(600_000), &by).await?;
+                        return Ok(Told::Done);
+                    }
+                    Deed::Limit => {
+                        let handle = hold(&engine, &id, None).await?;
+                        let change = ResourceLimits { memory_bytes: Some(ms << 20), ..ResourceLimits::default() };
+                        engine.set_limits(&handle, &change, &by).await?;
                         return Ok(Told::Done);
                     }
                     _ => return Ok(Told::Done),

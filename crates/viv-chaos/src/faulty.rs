@@ -83,6 +83,7 @@ pub struct FaultyProvider {
     damage: Arc<Mutex<BTreeMap<SandboxId, Damage>>>,
     mutations: Arc<AtomicU64>,
     silent: Arc<AtomicBool>,
+    partial: Arc<AtomicBool>,
 }
 
 impl FaultyProvider {
@@ -108,6 +109,7 @@ impl FaultyProvider {
             damage: Arc::default(),
             mutations: Arc::default(),
             silent: Arc::default(),
+            partial: Arc::default(),
         }
     }
 
@@ -130,6 +132,11 @@ impl FaultyProvider {
     /// Whether no call arrives at all, as on a machine that is too busy for anything.
     pub fn set_silent(&self, silent: bool) {
         self.silent.store(silent, Ordering::SeqCst);
+    }
+
+    /// Whether every listing has a part only, and says so.
+    pub fn set_partial(&self, partial: bool) {
+        self.partial.store(partial, Ordering::SeqCst);
     }
 
     /// The provider without its faults, to see what is really there.
@@ -333,6 +340,7 @@ impl Provider for FaultyProvider {
                         chance.listings.pop_front();
                     }
                 }
+                let trouble = if self.partial.load(Ordering::SeqCst) { Some(Trouble::PartialListing) } else { trouble };
                 match trouble {
                     Some(Trouble::PartialListing) => {
                         page.items.truncate(page.items.len() / 2);

@@ -26,6 +26,7 @@ mod rng;
 mod shrink;
 mod snapshots;
 mod store;
+mod sweep;
 mod world;
 
 pub use faulty::{Damage, Fault, FaultyProvider};
@@ -33,4 +34,5 @@ pub use invariants::{INVARIANTS, Invariant, Violation, When};
 pub use plan::{Deed, Plan, Trouble, Without};
 pub use rng::Rng;
 pub use shrink::shrink;
+pub use sweep::{Sweep, sweep};
 pub use world::{Report, run};

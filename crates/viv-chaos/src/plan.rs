@@ -69,6 +69,8 @@ kinds!(
         Work = "exec, long" 2,
         /// Its deadline is moved.
         Extend = "extend" 3,
+        /// Its limits are changed.
+        Limit = "limits" 2,
         /// It is kept from idling.
         KeepAwake = "keep-awake" 2,
         /// A snapshot is made of it.
@@ -88,7 +90,7 @@ kinds!(
         /// And not any more.
         RemoveSchedule = "schedule rm" 1,
         /// No new work is taken.
-        Drain = "drain" 1,
+        Drain = "drain" 2,
         /// It is again.
         Undrain = "undrain" 4,
         /// Somebody has everything compared.
@@ -121,6 +123,13 @@ kinds!(
         FillDisk = "the disk is full" 1,
     }
 );
+
+impl Deed {
+    /// Whether it is nobody's wish.
+    pub fn is_fault(self) -> bool {
+        self >= Self::Crash && self != Self::Mend
+    }
+}
 
 kinds!(
     /// What goes wrong with single calls, and what sandboxes have that make life harder. The weight is in percent of

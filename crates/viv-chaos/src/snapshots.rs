@@ -135,43 +135,48 @@ impl World<'_> {
 
     /// Nobody else drains, so what is answered is so.
     pub(crate) async fn drain(&mut self, deed: Deed) -> Found {
-        let engine = self.engine();
-        // Whoever is drained already is asked how it stands.
-        let looks = deed == Deed::Drain && self.draining == Some(true);
-        let undrains = deed == Deed::Undrain;
+        let (engine, undrains) = (self.engine(), deed == Deed::Undrain);
         if undrains && self.draining == Some(false) {
             return Ok(());
         }
         let grace = Duration::from_millis(self.rng.below(30_000));
         let asked = async move {
-            if looks {
-                engine.drain_status().await
-            } else if undrains {
-                engine.undrain(somebody()).await
-            } else {
-                engine.drain(grace, somebody()).await
-            }
+            if undrains { engine.undrain(somebody()).await } else { engine.drain(grace, somebody()).await }
         };
-        self.tell(format!("{}{}", deed.word(), if looks { ": how does it stand?" } else { "" }));
-        if !looks {
-            (self.draining, self.told_drained) = (None, false);
-            self.drains += 1;
-        }
+        self.tell(deed.word().to_owned());
+        (self.draining, self.told_drained) = (None, false);
+        self.drains += 1;
         let line = self.line.clone();
         let status = tokio::select! {
             biased;
             status = asked => status,
             () = line.has_been_cut() => return Ok(()),
         };
-        let Ok(status) = status else { return Ok(()) };
-        if !looks {
+        if status.is_ok() {
             self.draining = Some(!undrains);
         }
+        Ok(())
+    }
+
+    /// Somebody asks how a drain stands: when it is under way, and when the answer to the last wish was lost.
+    pub(crate) async fn look_at_drain(&mut self) {
+        let engine = self.engine();
+        let line = self.line.clone();
+        let status = tokio::select! {
+            biased;
+            status = engine.drain_status() => status,
+            () = line.has_been_cut() => return,
+        };
+        let Ok(status) = status else { return };
+        if self.draining.is_none() {
+            self.tell(format!("is it draining? {}", status.draining));
+            self.draining = Some(status.draining);
+        }
         // What a provider lists that is not so any more cannot be told from what is.
-        if self.draining == Some(true) && status.is_drained() && !self.swarm.has(Trouble::StaleListing) {
+        let told = self.draining == Some(true) && status.is_drained() && !self.swarm.has(Trouble::StaleListing);
+        if told && !self.told_drained {
             self.tell("it is drained".to_owned());
             self.told_drained = true;
         }
-        Ok(())
     }
 }

@@ -13,7 +13,7 @@ use viv_store::{Cursor, JournalFilter, Owner, Quota, Store};
 
 use crate::clients::Answer;
 use crate::faulty::FaultyProvider;
-use crate::invariants::{Changes, Found, Picture, Violation, holds, rule};
+use crate::invariants::{Changes, Found, Picture, Violation, checks, holds, rule};
 use crate::line::Line;
 use crate::plan::{Deed, Plan, Swarm, Trouble};
 use crate::rng::Rng;
@@ -51,8 +51,10 @@ pub struct Report {
     pub troubles: BTreeMap<Trouble, u64>,
     /// Times that one was seen ready.
     pub ready: u64,
-    /// Changes that were looked at.
+    /// Changes of records, rows, schedules and leases.
     pub changes: u64,
+    /// How often an invariant was looked at.
+    pub checks: u64,
     /// Changes that were asked of the provider.
     pub mutations: u64,
     /// A hash of everything that was recorded, to compare runs.
@@ -66,6 +68,7 @@ impl Report {
         self.steps += other.steps;
         self.ready += other.ready;
         self.changes += other.changes;
+        self.checks += other.checks;
         self.mutations += other.mutations;
         for (deed, count) in &other.deeds {
             *self.deeds.entry(*deed).or_default() += count;
@@ -79,6 +82,7 @@ impl Report {
 
 /// Runs a world from its beginning to its rest.
 pub fn run(plan: &Plan) -> Result<Report, Violation> {
+    checks();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     runtime.expect("a runtime without I/O").block_on(async { World::new(plan).await.live().await })
 }
@@ -240,6 +244,7 @@ impl<'p> World<'p> {
         }
         self.report.steps = self.step;
         self.report.changes = self.changes.checked;
+        self.report.checks = checks();
         for (trouble, count) in self.provider.counts().into_iter().chain(self.store.counts()) {
             *self.report.troubles.entry(trouble).or_default() += count;
         }
@@ -329,6 +334,9 @@ impl<'p> World<'p> {
         let heard = std::mem::take(&mut *self.answers.lock().unwrap_or_else(PoisonError::into_inner));
         for answer in heard {
             self.hear(answer).await?;
+        }
+        if self.draining != Some(false) && !self.told_drained && self.rng.chance(20) {
+            self.look_at_drain().await;
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use viv_chaos::{Deed, INVARIANTS, Plan, Report, Trouble, Violation, run, shrink};
+use viv_chaos::{Deed, INVARIANTS, Plan, Trouble, run, shrink, sweep};
 use viv_engine::{Gate, GateSetting, Gates};
 
 /// How many worlds there are when nothing is said.
@@ -13,58 +13,19 @@ fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|number| number.parse().ok()).unwrap_or(otherwise)
 }
 
-/// Runs these worlds, on all processors.
-fn worlds(first: u64, seeds: u64) -> (Vec<Violation>, Report) {
-    let workers = std::thread::available_parallelism().map_or(2, usize::from) as u64;
-    let workers = number("VIV_SIM_WORKERS", workers);
-    std::thread::scope(|scope| {
-        let running: Vec<_> = (0..workers)
-            .map(|worker| {
-                scope.spawn(move || {
-                    let mut violations: Vec<Violation> = Vec::new();
-                    let mut sum = Report::default();
-                    for seed in (first..first + seeds).filter(|seed| seed % workers == worker) {
-                        match run(&Plan::of(seed)) {
-                            Ok(report) => sum = sum.and(&report),
-                            Err(violation) => violations.push(violation),
-                        }
-                    }
-                    (violations, sum)
-                })
-            })
-            .collect();
-        let mut violations = Vec::new();
-        let mut sum = Report::default();
-        for worker in running {
-            let (more, part) = worker.join().expect("a world that panics is a bug");
-            violations.extend(more);
-            sum = sum.and(&part);
-        }
-        violations.sort_by_key(|violation| violation.seed);
-        (violations, sum)
-    })
-}
-
 #[test]
 fn p1_what_must_hold_holds_in_every_world() {
     let (first, seeds) = (number("VIV_SIM_FIRST", 0), number("VIV_SIM_SEEDS", SEEDS));
-    let (violations, sum) = worlds(first, seeds);
-    for violation in violations.iter().take(30) {
-        println!("{violation}");
-    }
-    if let Some(first) = violations.first() {
+    let workers = std::thread::available_parallelism().map_or(2, usize::from) as u64;
+    let found = sweep(first..first + seeds, workers);
+    if let Some(first) = found.violations.first() {
         let (plan, smaller) = shrink(&Plan::of(first.seed), first.clone());
-        println!("\nmade smaller, without {:?}: {smaller}", plan.without);
-        for line in &smaller.timeline {
-            println!("{line}");
-        }
+        println!("{smaller}\nalso without {:?}:\n{}", plan.without, smaller.timeline.join("\n"));
     }
-    let Report { steps, changes, .. } = sum;
-    let troubles: Vec<String> = sum.troubles.iter().map(|(kind, count)| format!("{} {count}", kind.word())).collect();
-    let found = violations.len();
-    println!("{seeds} worlds, {steps} steps, {changes} changes, {found} violations; {}", troubles.join(", "));
-    assert!(violations.is_empty(), "{found} of {seeds} worlds went wrong; the first: {}", violations[0]);
+    println!("{found}");
+    assert!(found.violations.is_empty(), "the first: {}", found.violations[0]);
     // Worlds in which nothing happens show nothing.
+    let sum = &found.sum;
     assert!(sum.ready > seeds, "{sum:?}");
     if seeds >= SEEDS {
         let missing: Vec<&Deed> = Deed::ALL.iter().filter(|deed| !sum.deeds.contains_key(deed)).collect();

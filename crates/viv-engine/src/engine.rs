@@ -77,6 +77,10 @@ pub(crate) struct Inner {
     pub(crate) schedules: Schedules,
     /// Whether no new work is taken; the store has it too.
     pub(crate) draining: std::sync::atomic::AtomicBool,
+    /// Held while that changes, so that the two are the same.
+    pub(crate) draining_changes: tokio::sync::Mutex<()>,
+    /// How many were let in and have not written down yet what they want.
+    pub(crate) entering: std::sync::atomic::AtomicUsize,
     pub(crate) savers: Savers,
     /// Who waits for a sandbox to change.
     waiting: Mutex<HashMap<SandboxId, Arc<Notify>>>,
@@ -87,6 +91,15 @@ pub(crate) struct Inner {
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine").field("provider", &self.inner.provider.name()).finish_non_exhaustive()
+    }
+}
+
+/// Somebody who was let in, until it is written down what is wanted.
+pub(crate) struct Entering(Arc<Inner>);
+
+impl Drop for Entering {
+    fn drop(&mut self) {
+        self.0.entering.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
     }
 }
 
@@ -140,6 +153,8 @@ impl Engine {
                 freezes,
                 schedules: Schedules::default(),
                 draining: std::sync::atomic::AtomicBool::default(),
+                draining_changes: tokio::sync::Mutex::default(),
+                entering: std::sync::atomic::AtomicUsize::default(),
                 savers: Savers::default(),
                 waiting: Mutex::default(),
                 ending: watch::Sender::new(false),
@@ -235,6 +250,14 @@ impl Inner {
             return Err(EngineError::ShuttingDown);
         }
         if self.is_draining() { Err(EngineError::Draining) } else { Ok(()) }
+    }
+
+    /// Lets somebody in who makes something run, unless the daemon is being drained, or ends. Until what this answers is
+    /// dropped, nobody is told that it is drained: so whoever was let in before the wish is seen by it (L21).
+    pub(crate) fn begin_entry(self: &Arc<Self>) -> Result<Entering, EngineError> {
+        self.entering.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        let entering = Entering(self.clone());
+        self.check_open().map(|()| entering)
     }
 
     /// Whether no new work is taken (L21).

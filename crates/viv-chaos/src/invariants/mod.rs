@@ -11,6 +11,7 @@ mod change;
 mod picture;
 mod rest;
 
+use std::cell::Cell;
 use std::fmt;
 
 pub(crate) use change::Changes;
@@ -169,7 +170,18 @@ pub(crate) fn rule(name: &str) -> &'static str {
     invariant.unwrap_or_else(|| panic!("{name} is in no table")).rule
 }
 
+thread_local! {
+    /// How often something was looked at. A world has one thread.
+    static CHECKS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// How often something was looked at since this was asked last.
+pub(crate) fn checks() -> u64 {
+    CHECKS.take()
+}
+
 /// Says what is broken unless this holds.
 pub(crate) fn holds(name: &'static str, so: bool, what: impl FnOnce() -> String) -> Found {
+    CHECKS.set(CHECKS.get() + 1);
     if so { Ok(()) } else { Err((name, what())) }
 }

@@ -185,6 +185,8 @@ impl Inner {
         sandbox: &SandboxId,
         saved: &viv_provider::Snapshot,
     ) -> Result<(), EngineError> {
+        // Those who would begin with it are new work.
+        let _entering = row.fork.as_ref().map(|_| self.begin_entry()).transpose()?;
         for _ in 0..RACES_MAX {
             let mut record = self.load(sandbox).await?;
             if gone(&record) {
