@@ -1,5 +1,5 @@
 # Two targets for everybody: `make up` and `make test`. `make help` lists the rest.
-.PHONY: help up down sim explore test prepare build fmt lint deny unit quota cgroups kernels guest-tests bench soak clean
+.PHONY: help up down sim simulate explore test prepare build fmt lint deny unit quota cgroups kernels guest-tests bench soak clean
 
 CARGO ?= cargo
 TOOLS := $(CURDIR)/.tools
@@ -75,6 +75,9 @@ explore: ## properties with many other cases: CASES=20000 make explore
 
 sim: ## many simulated worlds: SEEDS=20000 make sim
 	VIV_SIM_SEEDS=$${SEEDS:-5000} $(CARGO) nextest run --release --package viv-chaos --locked
+
+simulate: ## simulated worlds by their seeds, and one line at the end: SEEDS=0..5000 make simulate
+	$(CARGO) run --release --package viv-chaos --example simulate --locked -- $${SEEDS:-0..5000}
 
 clean: ## remove what was built
 	$(CARGO) clean

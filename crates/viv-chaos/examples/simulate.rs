@@ -6,9 +6,6 @@ use std::process::ExitCode;
 
 use viv_chaos::{Plan, shrink, sweep};
 
-/// Most violations that are told one by one.
-const TOLD_MAX: usize = 50;
-
 /// How many worlds there are when nothing is said.
 const SEEDS: u64 = 5_000;
 
@@ -25,10 +22,7 @@ fn main() -> ExitCode {
     };
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let workers = std::env::var("VIV_SIM_WORKERS").ok().and_then(|text| number(&text)).unwrap_or(processors as u64);
-    let found = sweep(seeds, workers);
-    for violation in found.violations.iter().take(TOLD_MAX) {
-        println!("{violation}");
-    }
+    let found = sweep(seeds, workers, |violation| println!("{violation}"));
     if let Some(first) = found.violations.first() {
         let (plan, smaller) = shrink(&Plan::of(first.seed), first.clone());
         println!("\n{smaller}");

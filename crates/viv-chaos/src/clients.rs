@@ -22,9 +22,6 @@ use crate::plan::{Deed, Trouble};
 use crate::rng::Rng;
 use crate::world::{TICK_MS, World, somebody};
 
-/// Most sandboxes that live at once: enough to get into each other's way.
-pub(crate) const LIVING_MAX: usize = 6;
-
 /// Most sandboxes that a world has seen.
 const KNOWN_MAX: usize = 16;
 
@@ -73,7 +70,7 @@ impl World<'_> {
         let (id, was_draining, drains) = (id.cloned(), self.draining, self.drains);
         let slow = matches!(deed, Deed::Snapshot | Deed::Fork | Deed::RemoveSnapshot | Deed::ExecuteWaking);
         let waits = !(slow || self.swarm.has(Trouble::Races) && self.rng.chance(50));
-        self.tell(format!("{} {}", deed.word(), id.as_ref().map(ToString::to_string).unwrap_or_default()));
+        self.tell(&format!("{} {}", deed.word(), id.as_ref().map(ToString::to_string).unwrap_or_default()));
         let answers = self.answers.clone();
         // In a task of its own, as a server has it: whoever asked may go away.
         let task = tokio::spawn(async move {
@@ -178,7 +175,7 @@ impl World<'_> {
 
     async fn create(&mut self, snapshot: Option<SnapshotId>) -> Found {
         let living = self.known.values().filter(|known| !known.ended).count();
-        if living >= LIVING_MAX || self.known.len() >= KNOWN_MAX {
+        if living >= self.living_max || self.known.len() >= KNOWN_MAX {
             return Ok(());
         }
         self.asked += 1;
@@ -267,6 +264,7 @@ impl World<'_> {
                 let words: &[&str] = match self.rng.below(4) {
                     0 => &["sleep", "1"],
                     1 if point == HookPoint::BeforeStop => &["sleep", "10"],
+                    1 if self.rng.chance(20) => &["sh", "-c", "exit 1"],
                     _ => &["echo", "done"],
                 };
                 let on_failure = if self.rng.chance(30) { OnFailure::Abort } else { OnFailure::Ignore };
@@ -369,7 +367,7 @@ impl World<'_> {
     }
 
     fn damage(&mut self, deed: Deed, id: &SandboxId) {
-        self.tell(format!("{}: {id}", deed.word()));
+        self.tell(&format!("{}: {id}", deed.word()));
         match deed {
             Deed::Hang => self.provider.damage(id, Some(Damage::Hangs)),
             Deed::LoseRoot => self.provider.damage(id, Some(Damage::Rootless)),
@@ -398,12 +396,13 @@ impl World<'_> {
             self.shown(view).await?;
         }
         let takes = matches!(deed, Deed::Create | Deed::CreateFrom | Deed::Ensure);
-        holds("draining-takes-nothing", !(takes && told.is_ok() && was_draining == Some(true)), || {
+        // Unless that has changed since, when nobody waited for this.
+        let same = drains == self.drains;
+        holds("draining-takes-nothing", !(same && takes && told.is_ok() && was_draining == Some(true)), || {
             format!("{} {name} was taken while the daemon is drained", deed.word())
         })?;
         let refused = matches!(told, Err(EngineError::Draining)) && was_draining == Some(false);
-        // Unless somebody drained it since, when nobody waited for this.
-        holds("undrained-takes-work", !(refused && drains == self.drains), || {
+        holds("undrained-takes-work", !(same && refused), || {
             format!("{} {name} was refused, and nobody drains", deed.word())
         })?;
         match (deed, &told) {
@@ -415,10 +414,12 @@ impl World<'_> {
             }
             (Deed::Create | Deed::CreateFrom, Err(error)) => {
                 let expected = match error {
-                    EngineError::Store(_) | EngineError::ShuttingDown | EngineError::NameTaken { .. } => true,
+                    EngineError::Store(_)
+                    | EngineError::ShuttingDown
+                    | EngineError::NameTaken { .. }
+                    | EngineError::Draining => true,
                     EngineError::Quota { .. } => self.quota_max.is_some(),
                     EngineError::NoSnapshot { .. } | EngineError::SnapshotDamaged { .. } => deed == Deed::CreateFrom,
-                    EngineError::Draining => true,
                     _ => false,
                 };
                 holds("refusals-are-known", expected, || format!("a create was refused: {error}"))?;

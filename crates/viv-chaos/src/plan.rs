@@ -176,6 +176,13 @@ kinds!(
     }
 );
 
+impl Trouble {
+    /// Whether something goes wrong; else it is how sandboxes and clients are.
+    pub fn is_fault(self) -> bool {
+        self <= Self::ClockJump
+    }
+}
+
 /// How a world is made.
 #[derive(Debug, Clone)]
 pub struct Plan {

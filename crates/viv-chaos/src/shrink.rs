@@ -8,11 +8,8 @@ use crate::world::run;
 /// for each.
 pub fn shrink(plan: &Plan, found: Violation) -> (Plan, Violation) {
     let mut best = (Plan { steps: found.step.max(1), ..plan.clone() }, found);
-    let mut candidates = Vec::new();
-    candidates.push(Plan { faults_percent: 0, ..best.0.clone() });
-    for candidate in candidates {
-        adopt(&mut best, candidate);
-    }
+    let candidate = Plan { faults_percent: 0, ..best.0.clone() };
+    adopt(&mut best, candidate);
     for deed in Deed::ALL {
         let mut candidate = best.0.clone();
         candidate.without.deeds.insert(*deed);

@@ -11,7 +11,7 @@ use viv_core::{SandboxId, ScheduleId, SnapshotId};
 use viv_engine::{ForkRequest, ForkedFrom, NewSchedule, NewSnapshot, RollbackRequest};
 use viv_store::{ScheduleQuery, SnapshotQuery, Store};
 
-use crate::clients::{LIVING_MAX, Told};
+use crate::clients::Told;
 use crate::invariants::Found;
 use crate::plan::{Deed, Trouble};
 use crate::world::{World, somebody};
@@ -48,7 +48,7 @@ impl World<'_> {
                 self.ask(deed, Some(id), asked).await
             }
             _ => {
-                if self.known.values().filter(|known| !known.ended).count() + 2 > LIVING_MAX {
+                if self.known.values().filter(|known| !known.ended).count() > self.living_max {
                     return Ok(());
                 }
                 let from = match self.some_snapshot().await.filter(|_| self.rng.chance(40)) {
@@ -143,7 +143,7 @@ impl World<'_> {
         let asked = async move {
             if undrains { engine.undrain(somebody()).await } else { engine.drain(grace, somebody()).await }
         };
-        self.tell(deed.word().to_owned());
+        self.tell(deed.word());
         (self.draining, self.told_drained) = (None, false);
         self.drains += 1;
         let line = self.line.clone();
@@ -169,13 +169,13 @@ impl World<'_> {
         };
         let Ok(status) = status else { return };
         if self.draining.is_none() {
-            self.tell(format!("is it draining? {}", status.draining));
+            self.tell(&format!("is it draining? {}", status.draining));
             self.draining = Some(status.draining);
         }
         // What a provider lists that is not so any more cannot be told from what is.
         let told = self.draining == Some(true) && status.is_drained() && !self.swarm.has(Trouble::StaleListing);
         if told && !self.told_drained {
-            self.tell("it is drained".to_owned());
+            self.tell("it is drained");
             self.told_drained = true;
         }
     }

@@ -205,12 +205,12 @@ fn injected() -> StoreError {
 #[async_trait]
 impl Store for FaultyStore {
     async fn own(&self, owner: Owner) -> Result<Epoch> {
-        let owned = async {
+        let taken_over = async {
             let epoch = self.truth.own(owner).await?;
             self.lock().epoch = epoch.0;
             Ok(epoch)
         };
-        self.read(owned).await
+        self.read(taken_over).await
     }
 
     async fn owner(&self) -> Result<Option<Owner>> {

@@ -18,9 +18,9 @@ pub struct Sweep {
     pub violations: Vec<Violation>,
 }
 
-/// Runs the worlds of these seeds.
-pub fn sweep(seeds: Range<u64>, workers: u64) -> Sweep {
-    let workers = workers.max(1);
+/// Runs the worlds of these seeds. Violations are told as they are found.
+pub fn sweep(seeds: Range<u64>, workers: u64, found: impl Fn(&Violation) + Sync) -> Sweep {
+    let (workers, found) = (workers.max(1), &found);
     let mut sweep = std::thread::scope(|scope| {
         let part = |worker: u64| {
             let seeds = seeds.clone().filter(move |seed| seed % workers == worker);
@@ -30,7 +30,10 @@ pub fn sweep(seeds: Range<u64>, workers: u64) -> Sweep {
                     part.worlds += 1;
                     match run(&Plan::of(seed)) {
                         Ok(report) => part.sum = part.sum.and(&report),
-                        Err(violation) => part.violations.push(violation),
+                        Err(violation) => {
+                            found(&violation);
+                            part.violations.push(violation);
+                        }
                     }
                 }
                 part

@@ -37,6 +37,9 @@ const SETTLES: Duration = Duration::from_secs(60);
 /// Lines of a timeline.
 const TIMELINE_MAX: usize = 80;
 
+/// Most sandboxes that live at once in any world.
+const LIVING_MAX: u64 = 6;
+
 /// Farthest that a clock is set back or forth.
 const JUMP_MS_MAX: u64 = 90_000;
 
@@ -116,6 +119,10 @@ pub(crate) struct World<'p> {
     disturbed_until: Instant,
     partition_until: Option<Instant>,
     pub(crate) quota_max: Option<u64>,
+    /// How many live at once: few are in each other's way, or in their own.
+    pub(crate) living_max: usize,
+    /// How long waits are, in tenths.
+    pace: u64,
     pub(crate) known: BTreeMap<SandboxId, Known>,
     /// How many were asked for, for keys and names.
     pub(crate) asked: u64,
@@ -153,6 +160,8 @@ impl<'p> World<'p> {
         let store = FaultyStore::new(rng.next_u64(), percent / 4, of_store);
         let draws = Arc::new(Mutex::new(Rng::new(rng.next_u64())));
         let quota_max = swarm.has(Trouble::Quota).then(|| 2 + rng.below(4));
+        let living_max = 1 + rng.below(LIVING_MAX) as usize;
+        let pace = [1, 10, 30][rng.below(3) as usize];
         let clocks_agree = !swarm.has(Trouble::ClockJump);
         let mut world = Self {
             plan,
@@ -170,6 +179,8 @@ impl<'p> World<'p> {
             disturbed_until: Instant::now(),
             partition_until: None,
             quota_max,
+            living_max,
+            pace,
             known: BTreeMap::new(),
             asked: 0,
             draining: Some(false),
@@ -192,7 +203,7 @@ impl<'p> World<'p> {
             let now_ms = self.clock.now_ms();
             self.clock = Clock::showing(if back { now_ms - by_ms } else { now_ms + by_ms });
             *self.report.troubles.entry(Trouble::ClockJump).or_default() += 1;
-            self.tell(format!("the clock is set {} by {by_ms} ms", if back { "back" } else { "forth" }));
+            self.tell(&format!("the clock is set {} by {by_ms} ms", if back { "back" } else { "forth" }));
         }
         let owner = Owner {
             name: format!("daemon {}", self.daemons),
@@ -223,7 +234,7 @@ impl<'p> World<'p> {
             self.pass(500).await;
         };
         self.engine = Some(engine);
-        self.tell(format!("daemon {} begins", self.daemons));
+        self.tell(&format!("daemon {} begins", self.daemons));
     }
 
     pub(crate) fn engine(&self) -> Engine {
@@ -252,7 +263,7 @@ impl<'p> World<'p> {
     }
 
     /// For the timeline.
-    pub(crate) fn tell(&mut self, what: String) {
+    pub(crate) fn tell(&mut self, what: &str) {
         self.story.push((self.clock.now_ms(), format!("step {}: {what}", self.step)));
     }
 
@@ -309,20 +320,21 @@ impl<'p> World<'p> {
                     2 => self.rng.below(40_000),
                     _ => self.rng.below(120_000),
                 };
-                self.tell(format!("{ms} ms pass"));
+                let ms = ms * self.pace / 10;
+                self.tell(&format!("{ms} ms pass"));
                 self.pass(ms).await;
             }
             Deed::Restart | Deed::Kill | Deed::KillAtCall | Deed::Stall => self.end_daemon(deed).await,
             Deed::Partition => {
                 let ms = 1_000 + self.rng.below(60_000);
-                self.tell(format!("the provider is cut off for {ms} ms"));
+                self.tell(&format!("the provider is cut off for {ms} ms"));
                 self.provider.set_silent(true);
                 self.partition_until = Some(Instant::now() + Duration::from_millis(ms));
                 self.disturb(ms);
             }
             Deed::FillDisk => {
                 let ms = 1_000 + self.rng.below(30_000);
-                self.tell(format!("the disk is full for {ms} ms"));
+                self.tell(&format!("the disk is full for {ms} ms"));
                 self.store.fill(Duration::from_millis(ms));
                 self.disturb(ms);
             }
@@ -364,7 +376,7 @@ impl<'p> World<'p> {
             stays
         });
         if self.line.is_cut() {
-            self.tell("the daemon is dead".to_owned());
+            self.tell("the daemon is dead");
             self.disturb(0);
             let ms = self.rng.below(20_000);
             self.pass(ms).await;
@@ -373,7 +385,7 @@ impl<'p> World<'p> {
     }
 
     async fn end_daemon(&mut self, how: Deed) {
-        self.tell(how.word().to_owned());
+        self.tell(how.word());
         self.disturb(30_000);
         match how {
             // The next one begins when it is seen to be dead.
@@ -430,7 +442,7 @@ impl<'p> World<'p> {
 
     /// Faults stop: in bounded time everything is at rest, and stays so without anybody asking (P3).
     async fn rest(&mut self) -> Found {
-        self.tell("faults stop".to_owned());
+        self.tell("faults stop");
         self.store.heal();
         self.provider.heal();
         self.provider.set_silent(false);
@@ -446,8 +458,9 @@ impl<'p> World<'p> {
         self.check().await?;
         let picture = self.picture().await;
         picture.check_rest()?;
-        let stats = self.engine().stats(None).await;
-        let drivers = stats.map(|stats| stats.drivers).map_err(|error| ("nothing-is-at-work", error.to_string()))?;
+        let figures = self.engine().stats(None).await;
+        let drivers =
+            figures.map(|figures| figures.drivers).map_err(|error| ("nothing-is-at-work", error.to_string()))?;
         holds("nothing-is-at-work", drivers == 0, || format!("{drivers} drivers are at work"))?;
         picture.check_leftovers(&self.store).await?;
         picture.check_services(self.provider.truth()).await?;

@@ -17,7 +17,7 @@ fn number(name: &str, otherwise: u64) -> u64 {
 fn p1_what_must_hold_holds_in_every_world() {
     let (first, seeds) = (number("VIV_SIM_FIRST", 0), number("VIV_SIM_SEEDS", SEEDS));
     let workers = std::thread::available_parallelism().map_or(2, usize::from) as u64;
-    let found = sweep(first..first + seeds, workers);
+    let found = sweep(first..first + seeds, workers, |violation| println!("{violation}"));
     if let Some(first) = found.violations.first() {
         let (plan, smaller) = shrink(&Plan::of(first.seed), first.clone());
         println!("{smaller}\nalso without {:?}:\n{}", plan.without, smaller.timeline.join("\n"));

@@ -60,7 +60,7 @@ impl DrainStatus {
 
 /// Goes on with a drain that was asked for before this daemon began.
 pub(crate) async fn take_up(engine: &Engine) -> Result<(), EngineError> {
-    engine.follow_wish().await
+    engine.follow_wish().await.map(drop)
 }
 
 fn line(kind: &str, by: Actor, now_ms: u64, data: serde_json::Value) -> NewLine {
@@ -129,30 +129,26 @@ impl Engine {
     }
 
     /// Takes work, or does not, as it is stored.
-    async fn follow_wish(&self) -> Result<(), EngineError> {
+    async fn follow_wish(&self) -> Result<Option<Wish>, EngineError> {
         let wish = self.inner.wish().await?;
         let before = self.inner.draining.swap(wish.is_some(), Ordering::SeqCst);
-        if let Some(wish) = wish.filter(|_| !before) {
+        if let Some(wish) = wish.as_ref().filter(|_| !before) {
             tokio::spawn(drain(self.clone(), wish.since_ms));
         }
-        Ok(())
+        Ok(wish)
     }
 
     /// How a drain stands, looked at now.
     pub async fn drain_status(&self) -> Result<DrainStatus, EngineError> {
         let inner = &self.inner;
-        let Some(wish) = inner.wish().await? else { return Ok(DrainStatus::default()) };
-        // Whoever was let in before the wish may not be among those who are left yet.
-        let entering = inner.entering.load(Ordering::SeqCst) > 0;
-        let mut left = inner.left().await?;
-        left.truncate(LEFT_MAX);
-        Ok(DrainStatus {
-            draining: true,
-            since_ms: Some(wish.since_ms),
-            grace_until_ms: Some(wish.grace_until_ms),
-            left: left.into_iter().map(|sandbox| sandbox.id).collect(),
-            instances: if entering { None } else { inner.living_instances().await },
-        })
+        // What is told is what is done, also when the answer to the last wish was lost.
+        let changing = inner.draining_changes.lock().await;
+        let wish = self.follow_wish().await?;
+        drop(changing);
+        match wish {
+            Some(wish) => inner.drain_stands(&wish).await,
+            None => Ok(DrainStatus::default()),
+        }
     }
 }
 
@@ -162,6 +158,20 @@ impl Inner {
         // What cannot be read was meant all the same: nothing new is taken.
         let unread = || Wish { since_ms: 0, grace_until_ms: 0, by: Actor::part("drain") };
         Ok(text.map(|text| serde_json::from_str(&text).unwrap_or_else(|_| unread())))
+    }
+
+    async fn drain_stands(&self, wish: &Wish) -> Result<DrainStatus, EngineError> {
+        // Whoever was let in before the wish may not be among those who are left yet.
+        let entering = self.entering.load(Ordering::SeqCst) > 0;
+        let mut left = self.left().await?;
+        left.truncate(LEFT_MAX);
+        Ok(DrainStatus {
+            draining: true,
+            since_ms: Some(wish.since_ms),
+            grace_until_ms: Some(wish.grace_until_ms),
+            left: left.into_iter().map(|sandbox| sandbox.id).collect(),
+            instances: if entering { None } else { self.living_instances().await },
+        })
     }
 
     /// Records that are not saved or finished. What is lost or failed has nothing that could be ended; whether the
@@ -238,18 +248,21 @@ async fn drain(engine: Engine, since_ms: u64) {
     while inner.is_draining() && !inner.is_ending() {
         let looked = async {
             let Some(wish) = inner.wish().await?.filter(|wish| wish.since_ms == since_ms) else { return Ok(None) };
-            inner.drain_once(&wish).await.map(Some)
+            let left = inner.drain_once(&wish).await?;
+            // Told when it was seen, and not before.
+            if left == 0 && !told && inner.drain_stands(&wish).await?.is_drained() {
+                let (now_ms, data) = (inner.clock.now_ms(), json!({ "instances": 0 }));
+                inner
+                    .store
+                    .append(inner.epoch, vec![line("daemon.drained", Actor::part("drain"), now_ms, data)])
+                    .await?;
+                told = true;
+            }
+            Ok::<_, EngineError>(Some(()))
         };
         match looked.await {
             Ok(None) => return,
-            Ok(Some(0)) if !told => {
-                // Told when it was seen, and not before.
-                let drained = engine.drain_status().await.is_ok_and(|status| status.is_drained());
-                let line =
-                    line("daemon.drained", Actor::part("drain"), inner.clock.now_ms(), json!({ "instances": 0 }));
-                told = drained && inner.store.append(inner.epoch, vec![line]).await.is_ok();
-            }
-            Ok(Some(_)) => {}
+            Ok(Some(())) => {}
             Err(error) => {
                 inner.heed(&error);
                 tracing::warn!(component = "drain", %error, "looks again in a moment");

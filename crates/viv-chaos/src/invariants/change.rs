@@ -309,7 +309,10 @@ impl Step<'_> {
         let (before, after, id) = (self.before, self.after, &self.after.id);
         let Some(target) = before.rollback.as_ref().filter(|_| after.rollback.is_none()) else { return Ok(()) };
         let goes_on = matches!(self.to, PhaseName::Resuming | PhaseName::Hibernated | PhaseName::Provisioning);
-        let right = after.made_from().as_ref() == Some(target) || after.resetting;
+        // Somebody may have asked for another one at this moment, or to begin anew.
+        let asked = self.lines.iter().find_map(|line| line.data.get("snapshot")?.as_str());
+        let target = asked.unwrap_or(target.as_str());
+        let right = after.made_from().is_some_and(|from| from.as_str() == target) || after.resetting;
         holds("goes-back-where-asked", !goes_on || right, || {
             format!("{id} was to go back to {target}, and goes on from {:?}", after.made_from())
         })

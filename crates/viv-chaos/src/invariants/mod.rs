@@ -10,6 +10,8 @@
 mod change;
 mod picture;
 mod rest;
+#[cfg(test)]
+mod tests;
 
 use std::cell::Cell;
 use std::fmt;
