@@ -1,5 +1,5 @@
 # Two targets for everybody: `make up` and `make test`. `make help` lists the rest.
-.PHONY: help up down sim conformance explore test prepare build fmt lint deny unit quota cgroups kernels guest-tests bench soak clean
+.PHONY: help up down simulate conformance explore test prepare build fmt lint deny unit quota cgroups kernels guest-tests bench soak clean
 
 CARGO ?= cargo
 TOOLS := $(CURDIR)/.tools
@@ -82,8 +82,8 @@ explore: ## properties with many other cases: CASES=20000 make explore
 	PROPTEST_CASES=$${CASES:-3000} $(CARGO) nextest run --locked --package viv-core --package viv-cron \
 		--package viv-layer --package viv-image --package viv-api
 
-sim: ## many simulated worlds: SEEDS=20000 make sim
-	VIV_SIM_SEEDS=$${SEEDS:-5000} $(CARGO) nextest run --release --package viv-chaos --locked
+simulate: ## simulated worlds by their seeds, and one line at the end: SEEDS=0..5000 make simulate
+	$(CARGO) run --release --package viv-chaos --example simulate --locked -- $${SEEDS:-0..5000}
 
 clean: ## remove what was built
 	$(CARGO) clean

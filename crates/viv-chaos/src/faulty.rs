@@ -1,6 +1,6 @@
 //! A provider that loses, delays and repeats, and whose instances can be damaged.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use viv_core::exec::{ExecSpec, ExecStatus, TtySize};
 use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked};
-use viv_core::{EndCause, ExecutionId, Identity, OwnerMark, SandboxId, SnapshotId};
+use viv_core::{EndCause, ExecutionId, Generation, Identity, OwnerMark, SandboxId, SnapshotId};
 use viv_provider::sim::SimProvider;
 use viv_provider::{
     ByteReader, Capabilities, Deadline, DeadlineChange, Dialled, DiskUsage, Ended, FileWrite, InstanceRef,
@@ -17,6 +17,8 @@ use viv_provider::{
     ResourceLimits, SaveRequest, Snapshot, SnapshotSeen, WatchStream, Whereabouts,
 };
 
+use crate::line::Line;
+use crate::plan::Trouble;
 use crate::rng::Rng;
 
 type Result<T> = std::result::Result<T, ProviderError>;
@@ -47,37 +49,94 @@ pub enum Damage {
     Denied,
 }
 
+/// All that can go wrong with a call.
+const TROUBLES: [Trouble; 7] = [
+    Trouble::Lost,
+    Trouble::Unanswered,
+    Trouble::Twice,
+    Trouble::Late,
+    Trouble::Unavailable,
+    Trouble::PartialListing,
+    Trouble::UnheardEnd,
+];
+
+/// Listings that are remembered, to be told again when they are stale.
+const LISTINGS_KEPT: usize = 6;
+
 #[derive(Debug)]
 struct Chance {
     rng: Rng,
     percent: u64,
+    troubles: Vec<Trouble>,
+    counts: BTreeMap<Trouble, u64>,
+    listings: VecDeque<Page>,
+    /// In which generations a command was started.
+    starts: BTreeMap<ExecutionId, BTreeSet<Generation>>,
 }
 
-/// A provider in which things go wrong. Clones share their state.
+/// A provider in which things go wrong. Clones share their state, but for the line.
 #[derive(Debug, Clone)]
 pub struct FaultyProvider {
     inner: SimProvider,
+    line: Line,
     chance: Arc<Mutex<Chance>>,
     damage: Arc<Mutex<BTreeMap<SandboxId, Damage>>>,
     mutations: Arc<AtomicU64>,
     silent: Arc<AtomicBool>,
+    partial: Arc<AtomicBool>,
 }
 
 impl FaultyProvider {
     /// One around this, where this many calls in a hundred go wrong.
     pub fn new(inner: SimProvider, seed: u64, percent: u64) -> Self {
+        Self::with_troubles(inner, seed, percent, TROUBLES.to_vec())
+    }
+
+    /// The same, where only these things go wrong.
+    pub(crate) fn with_troubles(inner: SimProvider, seed: u64, percent: u64, troubles: Vec<Trouble>) -> Self {
+        let chance = Chance {
+            rng: Rng::new(seed),
+            percent,
+            troubles,
+            counts: BTreeMap::new(),
+            listings: VecDeque::new(),
+            starts: BTreeMap::new(),
+        };
         Self {
             inner,
-            chance: Arc::new(Mutex::new(Chance { rng: Rng::new(seed), percent })),
+            line: Line::new(),
+            chance: Arc::new(Mutex::new(chance)),
             damage: Arc::default(),
             mutations: Arc::default(),
             silent: Arc::default(),
+            partial: Arc::default(),
         }
+    }
+
+    /// The same for a daemon that reaches it by this line.
+    pub(crate) fn by(&self, line: &Line) -> Self {
+        Self { line: line.clone(), ..self.clone() }
+    }
+
+    /// How often what went wrong.
+    pub(crate) fn counts(&self) -> BTreeMap<Trouble, u64> {
+        lock(&self.chance).counts.clone()
+    }
+
+    /// A command that was started in more than one generation.
+    pub(crate) fn started_twice(&self) -> Option<ExecutionId> {
+        let chance = lock(&self.chance);
+        chance.starts.iter().find(|(_, generations)| generations.len() > 1).map(|(execution, _)| execution.clone())
     }
 
     /// Whether no call arrives at all, as on a machine that is too busy for anything.
     pub fn set_silent(&self, silent: bool) {
         self.silent.store(silent, Ordering::SeqCst);
+    }
+
+    /// Whether every listing has a part only, and says so.
+    pub fn set_partial(&self, partial: bool) {
+        self.partial.store(partial, Ordering::SeqCst);
     }
 
     /// The provider without its faults, to see what is really there.
@@ -113,22 +172,45 @@ impl FaultyProvider {
         self.inner.crash(sandbox, cause)
     }
 
+    /// What goes wrong with this call, of what can.
+    fn trouble(&self, of: &[Trouble]) -> Option<Trouble> {
+        let mut chance = lock(&self.chance);
+        let chance = &mut *chance;
+        if !chance.rng.chance(chance.percent) {
+            return None;
+        }
+        let possible: Vec<Trouble> = chance.troubles.iter().copied().filter(|trouble| of.contains(trouble)).collect();
+        if possible.is_empty() {
+            return None;
+        }
+        let trouble = possible[chance.rng.below(possible.len() as u64) as usize];
+        *chance.counts.entry(trouble).or_default() += 1;
+        Some(trouble)
+    }
+
     fn fault(&self) -> Option<Fault> {
         if self.silent.load(Ordering::SeqCst) {
             return Some(Fault::Lost);
         }
-        let mut chance = lock(&self.chance);
-        let percent = chance.percent;
-        if !chance.rng.chance(percent) {
-            return None;
+        match self.trouble(&TROUBLES[..5])? {
+            Trouble::Lost => Some(Fault::Lost),
+            Trouble::Unanswered => Some(Fault::Unanswered),
+            Trouble::Twice => Some(Fault::Twice),
+            Trouble::Late => Some(Fault::Late(Duration::from_millis(100 + lock(&self.chance).rng.below(90_000)))),
+            _ => Some(Fault::Unavailable),
         }
-        let late = Duration::from_millis(100 + chance.rng.below(90_000));
-        let faults = [Fault::Lost, Fault::Unanswered, Fault::Twice, Fault::Late(late), Fault::Unavailable];
-        Some(faults[chance.rng.below(faults.len() as u64) as usize])
     }
 
     /// A call on its way. The closure makes it from clones, so that it can arrive late or twice.
     async fn through<T, F>(&self, call: impl Fn(SimProvider) -> F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        self.line.call(self.on_its_way(call)).await
+    }
+
+    async fn on_its_way<T, F>(&self, call: impl Fn(SimProvider) -> F) -> Result<T>
     where
         T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
@@ -244,21 +326,44 @@ impl Provider for FaultyProvider {
     }
 
     async fn list(&self, owner: &OwnerMark, page: PageRequest) -> Result<Page> {
-        let faulty = self.fault();
-        let mut page = self.inner.list(owner, page).await?;
-        match faulty {
-            None | Some(Fault::Twice | Fault::Late(_)) => Ok(page),
-            Some(Fault::Lost | Fault::Unavailable) => timed_out().await,
-            // A part of it is missing, and that is said.
-            Some(Fault::Unanswered) => {
-                page.items.truncate(page.items.len() / 2);
-                page.unreadable.push("simulated".to_owned());
-                Ok(page)
-            }
-        }
+        const LISTINGS: [Trouble; 4] =
+            [Trouble::Lost, Trouble::Unavailable, Trouble::PartialListing, Trouble::StaleListing];
+        let trouble = if self.silent.load(Ordering::SeqCst) { Some(Trouble::Lost) } else { self.trouble(&LISTINGS) };
+        self.line
+            .call(async {
+                let is_first = page.cursor.is_none();
+                let mut page = self.inner.list(owner, page).await?;
+                if is_first && page.next.is_none() {
+                    let mut chance = lock(&self.chance);
+                    chance.listings.push_back(page.clone());
+                    if chance.listings.len() > LISTINGS_KEPT {
+                        chance.listings.pop_front();
+                    }
+                }
+                let trouble = if self.partial.load(Ordering::SeqCst) { Some(Trouble::PartialListing) } else { trouble };
+                match trouble {
+                    Some(Trouble::PartialListing) => {
+                        page.items.truncate(page.items.len() / 2);
+                        page.unreadable.push("simulated".to_owned());
+                        Ok(page)
+                    }
+                    Some(Trouble::StaleListing) => {
+                        let mut chance = lock(&self.chance);
+                        let kept = chance.listings.len() as u64;
+                        let at = chance.rng.below(kept) as usize;
+                        Ok(chance.listings.get(at).cloned().unwrap_or(page))
+                    }
+                    Some(_) => timed_out().await,
+                    None => Ok(page),
+                }
+            })
+            .await
     }
 
     async fn wait_end(&self, instance: &InstanceRef) -> Result<Ended> {
+        if self.trouble(&[Trouble::UnheardEnd]).is_some() {
+            return timed_out().await;
+        }
         self.inner.wait_end(instance).await
     }
 
@@ -286,8 +391,12 @@ impl Provider for FaultyProvider {
         sandbox: &SandboxId,
         change: &ResourceLimits,
     ) -> Result<ResourceLimits> {
-        self.mutations.fetch_add(1, Ordering::SeqCst);
-        self.inner.set_limits(mutation, sandbox, change).await
+        let (mutation, sandbox, change) = (mutation.clone(), sandbox.clone(), change.clone());
+        self.mutate(move |inner| {
+            let (mutation, sandbox, change) = (mutation.clone(), sandbox.clone(), change.clone());
+            async move { inner.set_limits(&mutation, &sandbox, &change).await }
+        })
+        .await
     }
 
     async fn freeze(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()> {
@@ -318,16 +427,34 @@ impl Provider for FaultyProvider {
     }
 
     async fn snapshot(&self, snapshot: &SnapshotId) -> Result<SnapshotSeen> {
-        self.inner.snapshot(snapshot).await
+        let snapshot = snapshot.clone();
+        self.through(move |inner| {
+            let snapshot = snapshot.clone();
+            async move { inner.snapshot(&snapshot).await }
+        })
+        .await
     }
 
     async fn snapshots(&self, owner: &OwnerMark, page: PageRequest) -> Result<Page<SnapshotSeen>> {
-        self.inner.snapshots(owner, page).await
+        match self.trouble(&[Trouble::Lost, Trouble::PartialListing]) {
+            Some(Trouble::PartialListing) => {
+                let mut page = self.inner.snapshots(owner, page).await?;
+                page.items.truncate(page.items.len() / 2);
+                page.unreadable.push("simulated".to_owned());
+                Ok(page)
+            }
+            Some(_) => timed_out().await,
+            None => self.inner.snapshots(owner, page).await,
+        }
     }
 
     async fn remove_snapshot(&self, mutation: &Mutation, sandbox: &SandboxId, snapshot: &SnapshotId) -> Result<()> {
-        self.mutations.fetch_add(1, Ordering::SeqCst);
-        self.inner.remove_snapshot(mutation, sandbox, snapshot).await
+        let (mutation, sandbox, snapshot) = (mutation.clone(), sandbox.clone(), snapshot.clone());
+        self.mutate(move |inner| {
+            let (mutation, sandbox, snapshot) = (mutation.clone(), sandbox.clone(), snapshot.clone());
+            async move { inner.remove_snapshot(&mutation, &sandbox, &snapshot).await }
+        })
+        .await
     }
 
     async fn disk_usage(&self, instance: &InstanceRef) -> Result<DiskUsage> {
@@ -374,7 +501,12 @@ impl Provider for FaultyProvider {
         let all = (mutation.clone(), sandbox.clone(), execution.clone(), spec.clone());
         self.through(move |inner| {
             let (mutation, sandbox, execution, spec) = all.clone();
-            async move { inner.execute(&mutation, &sandbox, &execution, &spec).await }
+            let chance = self.chance.clone();
+            async move {
+                let status = inner.execute(&mutation, &sandbox, &execution, &spec).await?;
+                lock(&chance).starts.entry(execution).or_default().insert(mutation.generation);
+                Ok(status)
+            }
         })
         .await
     }
@@ -397,11 +529,21 @@ impl Provider for FaultyProvider {
     }
 
     async fn execution(&self, instance: &InstanceRef, execution: &ExecutionId) -> Result<ExecStatus> {
-        self.inner.execution(instance, execution).await
+        let (instance, execution) = (instance.clone(), execution.clone());
+        self.through(move |inner| {
+            let (instance, execution) = (instance.clone(), execution.clone());
+            async move { inner.execution(&instance, &execution).await }
+        })
+        .await
     }
 
     async fn executions(&self, instance: &InstanceRef) -> Result<Vec<ExecStatus>> {
-        self.inner.executions(instance).await
+        let instance = instance.clone();
+        self.through(move |inner| {
+            let instance = instance.clone();
+            async move { inner.executions(&instance).await }
+        })
+        .await
     }
 
     async fn attach(
@@ -440,7 +582,7 @@ impl Provider for FaultyProvider {
         signal: i32,
     ) -> Result<()> {
         self.agent(sandbox).await?;
-        self.inner.signal(mutation, sandbox, execution, signal).await
+        self.line.call(self.inner.signal(mutation, sandbox, execution, signal)).await
     }
 
     async fn resize(
@@ -456,7 +598,7 @@ impl Provider for FaultyProvider {
 
     async fn cancel(&self, mutation: &Mutation, sandbox: &SandboxId, execution: &ExecutionId) -> Result<ExecStatus> {
         self.agent(sandbox).await?;
-        self.inner.cancel(mutation, sandbox, execution).await
+        self.line.call(self.inner.cancel(mutation, sandbox, execution)).await
     }
 
     async fn file_read(

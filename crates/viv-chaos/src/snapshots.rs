@@ -1,106 +1,182 @@
-//! What worlds do with snapshots, and what must hold of them in the end (L11, L12).
+//! What clients do with snapshots, schedules and drains.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::time::Duration;
 
-use viv_core::SandboxId;
-use viv_core::snapshot::{Snapshot, SnapshotState};
+use viv_core::exec::ExecSpec;
+use viv_core::schedule::MissedRuns;
+use viv_core::snapshot::SnapshotState;
 use viv_core::spec::Project;
-use viv_engine::{ForkRequest, ForkedFrom, NewSnapshot, RollbackRequest};
-use viv_provider::{PageRequest, Provider};
-use viv_store::{SnapshotQuery, Store};
+use viv_core::{SandboxId, ScheduleId, SnapshotId};
+use viv_engine::{ForkRequest, ForkedFrom, NewSchedule, NewSnapshot, RollbackRequest};
+use viv_store::{ScheduleQuery, SnapshotQuery, Store};
 
-use crate::world::{SANDBOXES_MAX, Violation, World, somebody};
+use crate::clients::Told;
+use crate::invariants::Found;
+use crate::plan::{Deed, Trouble};
+use crate::world::{World, somebody};
 
 /// More than any world has.
 const MANY: usize = 10_000;
 
 impl World<'_> {
+    /// A snapshot that is there.
+    pub(crate) async fn some_snapshot(&mut self) -> Option<SnapshotId> {
+        let query = SnapshotQuery { limit: MANY, ..SnapshotQuery::default() };
+        let rows = self.store.truth.snapshots(&query).await.unwrap_or_default().items;
+        let ready: Vec<_> = rows.into_iter().filter(|row| row.state == SnapshotState::Ready).collect();
+        let at = self.rng.below(ready.len() as u64) as usize;
+        ready.get(at).map(|row| row.id.clone())
+    }
+
     /// Something is asked for; what comes of it comes while other things happen.
-    pub(crate) async fn snapshots(&mut self, id: &SandboxId, what: u64) {
-        let (engine, id) = (self.engine().clone(), id.clone());
-        match what {
-            0..2 => {
+    pub(crate) async fn snapshots(&mut self, deed: Deed, id: &SandboxId) -> Found {
+        let (engine, sandbox) = (self.engine(), id.clone());
+        match deed {
+            Deed::Snapshot => {
                 let new = NewSnapshot { name: None, labels: BTreeMap::new(), by: somebody() };
-                tokio::spawn(async move { engine.make_snapshot(&id, new).await.map(drop) });
+                let asked = async move { engine.make_snapshot(&sandbox, new).await.map(|_| Told::Done) };
+                self.ask(deed, Some(id), asked).await
             }
-            2 => {
-                let rows = self.rows().await;
-                if rows.is_empty() {
-                    return;
+            Deed::Rollback => {
+                let Some(snapshot) = self.some_snapshot().await else { return Ok(()) };
+                let request = RollbackRequest { snapshot, discard: self.rng.chance(50), by: somebody() };
+                let asked = async move {
+                    let view = engine.rollback(&sandbox, request).await?;
+                    Ok(Told::View(Box::new(view)))
+                };
+                self.ask(deed, Some(id), asked).await
+            }
+            _ => {
+                if self.known.values().filter(|known| !known.ended).count() > self.living_max {
+                    return Ok(());
                 }
-                let row = &rows[self.rng.below(rows.len() as u64) as usize];
-                let (snapshot, discard) = (row.id.clone(), self.rng.chance(50));
-                self.forgive(&id);
-                let _ = engine.rollback(&id, RollbackRequest { snapshot, discard, by: somebody() }).await;
-            }
-            3 if self.known.len() + 2 <= SANDBOXES_MAX => {
+                let from = match self.some_snapshot().await.filter(|_| self.rng.chance(40)) {
+                    Some(snapshot) => ForkedFrom::Snapshot(snapshot),
+                    None => ForkedFrom::Sandbox(sandbox),
+                };
                 let request = ForkRequest {
                     project: Project::default(),
-                    from: ForkedFrom::Sandbox(id),
+                    from,
                     count: 2,
                     name: None,
                     policy: None,
                     labels: BTreeMap::new(),
                     by: somebody(),
                 };
-                tokio::spawn(async move { engine.fork(request).await.map(drop) });
-            }
-            4 => {
-                self.forgive(&id);
-                let _ = engine.reset(&id, somebody()).await;
-            }
-            _ => {}
-        }
-    }
-
-    /// It may be made again from now on, since somebody asked for it.
-    fn forgive(&mut self, id: &SandboxId) {
-        let promise = self.known.entry(id.clone()).or_default();
-        (promise.goes_back, promise.entered) = (true, true);
-    }
-
-    async fn rows(&self) -> Vec<Snapshot> {
-        let query = SnapshotQuery { limit: MANY, ..SnapshotQuery::default() };
-        loop {
-            if let Ok(listing) = self.store.snapshots(&query).await {
-                return listing.items;
+                let asked = async move {
+                    let forked = engine.fork(request).await?;
+                    Ok(Told::All(forked.views.into_iter().map(|view| view.sandbox.id).collect()))
+                };
+                self.ask(Deed::Fork, Some(id), asked).await
             }
         }
     }
 
-    /// At rest: every row is ready and has its snapshot, every snapshot its row, and none is of what was deleted unless
-    /// somebody begins with it.
-    pub(crate) async fn check_snapshots(&self) -> Result<(), Violation> {
-        let rows = self.rows().await;
-        let mut there = BTreeSet::new();
-        let owner = self.engine().config().owner.clone();
-        let mut page = PageRequest::default();
-        loop {
-            let listed = self.provider.truth().snapshots(&owner, page).await.expect("the truth is always told");
-            there.extend(listed.items.into_iter().map(|seen| seen.snapshot.id));
-            let Some(next) = listed.next else { break };
-            page = PageRequest { cursor: Some(next), limit: None };
+    pub(crate) async fn remove_snapshot(&mut self) -> Found {
+        let Some(snapshot) = self.some_snapshot().await else { return Ok(()) };
+        let engine = self.engine();
+        let asked = async move { engine.remove_snapshot(None, &snapshot, &somebody()).await.map(|()| Told::Done) };
+        self.ask(Deed::RemoveSnapshot, None, asked).await
+    }
+
+    pub(crate) async fn schedule(&mut self, id: &SandboxId) -> Found {
+        let words: &[&str] = match self.rng.below(3) {
+            0 => &["sleep", "30"],
+            1 => &["sleep", "90"],
+            _ => &["echo", "hello"],
+        };
+        let argv = words.iter().map(|word| (*word).to_owned()).collect();
+        let missed = match self.rng.below(3) {
+            0 => MissedRuns::Skip,
+            1 => MissedRuns::Once,
+            _ => MissedRuns::All,
+        };
+        let new = NewSchedule {
+            cron: if self.rng.chance(50) { "* * * * *" } else { "*/3 * * * *" }.to_owned(),
+            zone: "UTC".to_owned(),
+            command: ExecSpec { argv, limit_ms: Some(300_000), ..ExecSpec::default() },
+            missed,
+            enabled: true,
+        };
+        let (engine, sandbox) = (self.engine(), id.clone());
+        let asked = async move { engine.create_schedule(&sandbox, new, somebody()).await.map(|_| Told::Done) };
+        self.ask(Deed::Schedule, Some(id), asked).await
+    }
+
+    async fn all_schedules(&self) -> Vec<ScheduleId> {
+        let query = ScheduleQuery { limit: MANY, ..ScheduleQuery::default() };
+        let all = self.store.truth.schedules(&query).await.unwrap_or_default().items;
+        all.into_iter().map(|schedule| schedule.id).collect()
+    }
+
+    pub(crate) async fn schedules(&mut self, deed: Deed) -> Found {
+        let all = self.all_schedules().await;
+        let at = self.rng.below(all.len() as u64) as usize;
+        let Some(schedule) = all.get(at).cloned() else { return Ok(()) };
+        let engine = self.engine();
+        let asked = async move {
+            match deed {
+                Deed::RunSchedule => engine.run_schedule(&schedule, somebody()).await?,
+                _ => engine.remove_schedule(&schedule, somebody()).await?,
+            };
+            Ok(Told::Done)
+        };
+        self.ask(deed, None, asked).await
+    }
+
+    /// Nothing comes due any more.
+    pub(crate) async fn end_schedules(&mut self) {
+        for schedule in self.all_schedules().await {
+            // It may have gone with its sandbox.
+            let _ = self.engine().remove_schedule(&schedule, somebody()).await;
         }
-        if let Some(row) = rows.iter().find(|row| row.state != SnapshotState::Ready) {
-            return Err(self.violated("P3", format!("{} is {:?} at rest", row.id, row.state)));
+    }
+
+    /// Nobody else drains, so what is answered is so.
+    pub(crate) async fn drain(&mut self, deed: Deed) -> Found {
+        let (engine, undrains) = (self.engine(), deed == Deed::Undrain);
+        if undrains && self.draining == Some(false) {
+            return Ok(());
         }
-        let recorded: BTreeSet<_> = rows.iter().map(|row| row.id.clone()).collect();
-        if recorded != there {
-            return Err(self.violated("L11", format!("rows {recorded:?} and what is there {there:?} differ")));
-        }
-        for row in &rows {
-            let Some(sandbox) = &row.sandbox else { continue };
-            let record = self.store.get(sandbox).await.map_err(|error| self.violated("P3", error.to_string()))?;
-            let users = self.store.users(&row.id, 1).await.map_err(|error| self.violated("P3", error.to_string()))?;
-            if record.is_none_or(|record| record.deleted) && users.is_empty() {
-                return Err(self.violated("L11", format!("{} of {sandbox} is there, which was deleted", row.id)));
-            }
-        }
-        for record in self.records().await {
-            if let Some(missing) = record.uses().into_iter().find(|used| !recorded.contains(*used)) {
-                return Err(self.violated("L11", format!("{} begins with {missing}, which is gone", record.id)));
-            }
+        let grace = Duration::from_millis(self.rng.below(30_000));
+        let asked = async move {
+            if undrains { engine.undrain(somebody()).await } else { engine.drain(grace, somebody()).await }
+        };
+        self.tell(deed.word());
+        (self.draining, self.told_drained) = (None, false);
+        self.drains += 1;
+        let line = self.line.clone();
+        let status = tokio::select! {
+            biased;
+            status = asked => status,
+            () = line.has_been_cut() => return Ok(()),
+        };
+        if status.is_ok() {
+            self.draining = Some(!undrains);
         }
         Ok(())
+    }
+
+    /// Somebody asks how a drain stands: when it is under way, and when the answer to the last wish was lost.
+    pub(crate) async fn look_at_drain(&mut self) {
+        let engine = self.engine();
+        let line = self.line.clone();
+        let status = tokio::select! {
+            biased;
+            status = engine.drain_status() => status,
+            () = line.has_been_cut() => return,
+        };
+        let Ok(status) = status else { return };
+        if self.draining.is_none() {
+            self.tell(&format!("is it draining? {}", status.draining));
+            self.draining = Some(status.draining);
+        }
+        // What a provider lists that is not so any more cannot be told from what is.
+        let told = self.draining == Some(true) && status.is_drained() && !self.swarm.has(Trouble::StaleListing);
+        if told && !self.told_drained {
+            self.tell("it is drained");
+            self.told_drained = true;
+        }
     }
 }

@@ -10,10 +10,12 @@ use viv_chaos::Damage;
 use viv_core::lifecycle::{Actor, Cause, EntryKind, Finding, PhaseName, Sandbox, Status};
 use viv_core::spec::{Policy, Project, SandboxSpec};
 use viv_core::{EndCause, FencingToken, Generation, OperationId, SandboxId};
-use viv_engine::{CreateRequest, EngineError, Gate, GateSetting, Which};
-use viv_provider::{DeadlineChange, InstanceRef, InstanceSpec, InstanceState, Mutation, Provider, ResourceLimits};
+use viv_engine::{CreateRequest, EngineError, ForkRequest, ForkedFrom, Gate, GateSetting, Which};
+use viv_provider::{
+    DeadlineChange, InstanceRef, InstanceSpec, InstanceState, Mutation, PageRequest, Provider, ResourceLimits,
+};
 use viv_store::memory::Fault;
-use viv_store::{Change, LeaseKind, Quota, Store, SumsMax};
+use viv_store::{Change, Cursor, JournalFilter, LeaseKind, Quota, SnapshotQuery, Store, SumsMax};
 
 /// The stored copy of a deadline is for display. One that is behind its arbiter's made a driver look without end, and
 /// on simulated time that is for ever.
@@ -449,5 +451,109 @@ fn t7_a_minute_in_which_nothing_answers_loses_no_work_and_replaces_nothing() {
             let asked = place.provider.mutations() - mutations;
             assert_eq!(asked, 0, "nothing was made, saved or ended for it");
         }
+    });
+}
+
+/// A snapshot outlived its sandbox because another one began with it. When it went, a lease was taken on who is gone, and
+/// nobody gave it back.
+#[test]
+fn l20_what_is_removed_of_the_gone_leaves_no_lease() {
+    paused(async {
+        let place = place().await;
+        let id = place.made(persistent()).await;
+        place.engine.stop(&id, by()).await.unwrap();
+        place.engine.wait_settled(&id, LONG).await.unwrap();
+        let request = ForkRequest {
+            project: Project::default(),
+            from: ForkedFrom::Sandbox(id.clone()),
+            count: 1,
+            name: None,
+            policy: None,
+            labels: std::collections::BTreeMap::new(),
+            by: by(),
+        };
+        let fork = place.engine.fork(request).await.unwrap().views.remove(0).sandbox.id;
+        place.engine.wait_ready(&fork, LONG).await.unwrap();
+        place.delete(&id).await;
+        place.delete(&fork).await;
+        tokio::time::sleep(Duration::from_secs(300)).await;
+        assert_eq!(
+            place.store.snapshots(&SnapshotQuery { limit: 10, ..SnapshotQuery::default() }).await.unwrap().items,
+            []
+        );
+        assert_eq!(place.store.leases(&id).await.unwrap(), []);
+        assert_eq!(place.store.leases(&fork).await.unwrap(), []);
+    });
+}
+
+/// The wish was written, and the answer lost: the daemon did the opposite of what it said, until it was started anew.
+#[test]
+fn l21_a_drain_whose_answer_is_lost_is_what_is_stored() {
+    paused(async {
+        let place = place().await;
+        let lost = || place.store.set_faults(Some(Box::new(|call| (call == "put_meta").then_some(Fault::After))));
+        lost();
+        assert!(place.engine.drain(Duration::ZERO, by()).await.is_err());
+        place.store.set_faults(None);
+        assert!(place.engine.drain_status().await.unwrap().draining);
+        let refused = place.engine.create(request()).await;
+        assert!(matches!(refused, Err(EngineError::Draining)), "{refused:?}");
+        lost();
+        assert!(place.engine.undrain(by()).await.is_err());
+        place.store.set_faults(None);
+        assert!(!place.engine.drain_status().await.unwrap().draining);
+        place.made(request()).await;
+    });
+}
+
+/// It was lost for not answering, and lives. A listing without it was taken for its absence.
+#[test]
+fn l21_a_part_of_a_listing_does_not_show_that_a_daemon_is_drained() {
+    paused(async {
+        let place = place().await;
+        let id = place.made(persistent()).await;
+        place.provider.damage(&id, Some(Damage::Hangs));
+        place.engine.verify(&id).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(120)).await;
+        assert_eq!(place.record(&id).await.phase.name(), PhaseName::Lost);
+        place.engine.drain(Duration::ZERO, by()).await.unwrap();
+        for partial in [false, true] {
+            place.provider.set_partial(partial);
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            let status = place.engine.drain_status().await.unwrap();
+            assert!(!status.is_drained(), "{status:?}");
+        }
+        let lines = place.store.journal(Cursor(0), &JournalFilter::default(), 1_000).await.unwrap();
+        assert!(lines.iter().all(|line| line.line.kind != "daemon.drained"), "nobody saw that");
+    });
+}
+
+/// Somebody waits for room to run again, and was let in before the drain: it is not drained before that is over.
+#[test]
+fn l21_who_waits_for_room_is_waited_for_by_a_drain() {
+    paused(async {
+        let exempt: Project = "exempt".parse().unwrap();
+        let off = GateSetting { percent: 100, projects: [(exempt.clone(), 0)].into() };
+        let place = place_with(|config| {
+            config.quota = Quota::of(1, 1);
+            config.gates.replace([(Gate::Quota, off)].into());
+        })
+        .await;
+        let saved = place.made(persistent()).await;
+        place.made(CreateRequest { project: exempt, ..request() }).await;
+        place.engine.stop(&saved, by()).await.unwrap();
+        place.engine.ensure(&saved, EntryKind::Ensure, by()).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        let waiting = place.record(&saved).await;
+        assert_eq!((waiting.phase.name(), waiting.entry.is_some()), (PhaseName::Hibernated, true));
+        place.engine.drain(Duration::ZERO, by()).await.unwrap();
+        let mut drained = false;
+        for _ in 0..1_200 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            drained |= place.engine.drain_status().await.unwrap().is_drained();
+            let listed = place.provider.truth().list(&"sim".parse().unwrap(), PageRequest::default()).await.unwrap();
+            assert!(!drained || listed.items.is_empty(), "{listed:?}");
+        }
+        assert!(drained);
     });
 }

@@ -60,11 +60,7 @@ impl DrainStatus {
 
 /// Goes on with a drain that was asked for before this daemon began.
 pub(crate) async fn take_up(engine: &Engine) -> Result<(), EngineError> {
-    if engine.inner.wish().await?.is_some() {
-        engine.inner.draining.store(true, Ordering::SeqCst);
-        tokio::spawn(drain(engine.clone()));
-    }
-    Ok(())
+    engine.follow_wish().await.map(drop)
 }
 
 fn line(kind: &str, by: Actor, now_ms: u64, data: serde_json::Value) -> NewLine {
@@ -94,10 +90,7 @@ impl Engine {
         let wish = Wish { since_ms, grace_until_ms, by: by.clone() };
         let text = serde_json::to_string(&wish).unwrap_or_default();
         let line = line("daemon.drain_asked", by, now_ms, json!({ "grace_until_ms": grace_until_ms }));
-        inner.store.put_meta(inner.epoch, WISH, Some(&text), line).await?;
-        if !inner.draining.swap(true, Ordering::SeqCst) {
-            tokio::spawn(drain(self.clone()));
-        }
+        self.wish_for(Some(&text), line).await?;
         inner.reached("drain.committed");
         self.drain_status().await
     }
@@ -105,27 +98,57 @@ impl Engine {
     /// Takes new work again. What was saved stays so until somebody wants it.
     pub async fn undrain(&self, by: Actor) -> Result<DrainStatus, EngineError> {
         let inner = &self.inner;
-        if inner.wish().await?.is_some() {
+        if inner.is_draining() || inner.wish().await?.is_some() {
             let line = line("daemon.undrained", by, inner.clock.now_ms(), json!({}));
-            inner.store.put_meta(inner.epoch, WISH, None, line).await?;
+            self.wish_for(None, line).await?;
         }
-        inner.draining.store(false, Ordering::SeqCst);
         self.drain_status().await
+    }
+
+    /// Writes the wish down, and acts by it. When the answer is lost it may be written all the same: then what is stored
+    /// counts, as soon as it can be read.
+    async fn wish_for(&self, wish: Option<&str>, line: NewLine) -> Result<(), EngineError> {
+        let inner = &self.inner;
+        let changing = inner.draining_changes.lock().await;
+        let written = inner.store.put_meta(inner.epoch, WISH, wish, line).await;
+        let followed = self.follow_wish().await;
+        drop(changing);
+        if followed.is_err() {
+            let engine = self.clone();
+            tokio::spawn(async move {
+                while !engine.inner.is_ending() {
+                    engine.inner.pause(LOOK_EVERY).await;
+                    let _changing = engine.inner.draining_changes.lock().await;
+                    if engine.follow_wish().await.is_ok() {
+                        return;
+                    }
+                }
+            });
+        }
+        Ok(written?)
+    }
+
+    /// Takes work, or does not, as it is stored.
+    async fn follow_wish(&self) -> Result<Option<Wish>, EngineError> {
+        let wish = self.inner.wish().await?;
+        let before = self.inner.draining.swap(wish.is_some(), Ordering::SeqCst);
+        if let Some(wish) = wish.as_ref().filter(|_| !before) {
+            tokio::spawn(drain(self.clone(), wish.since_ms));
+        }
+        Ok(wish)
     }
 
     /// How a drain stands, looked at now.
     pub async fn drain_status(&self) -> Result<DrainStatus, EngineError> {
         let inner = &self.inner;
-        let Some(wish) = inner.wish().await? else { return Ok(DrainStatus::default()) };
-        let mut left = inner.left().await?;
-        left.truncate(LEFT_MAX);
-        Ok(DrainStatus {
-            draining: true,
-            since_ms: Some(wish.since_ms),
-            grace_until_ms: Some(wish.grace_until_ms),
-            left: left.into_iter().map(|sandbox| sandbox.id).collect(),
-            instances: inner.living_instances().await,
-        })
+        // What is told is what is done, also when the answer to the last wish was lost.
+        let changing = inner.draining_changes.lock().await;
+        let wish = self.follow_wish().await?;
+        drop(changing);
+        match wish {
+            Some(wish) => inner.drain_stands(&wish).await,
+            None => Ok(DrainStatus::default()),
+        }
     }
 }
 
@@ -137,28 +160,54 @@ impl Inner {
         Ok(text.map(|text| serde_json::from_str(&text).unwrap_or_else(|_| unread())))
     }
 
+    async fn drain_stands(&self, wish: &Wish) -> Result<DrainStatus, EngineError> {
+        // Whoever was let in before the wish may not be among those who are left yet.
+        let entering = self.entering.load(Ordering::SeqCst) > 0;
+        let mut left = self.left().await?;
+        left.truncate(LEFT_MAX);
+        Ok(DrainStatus {
+            draining: true,
+            since_ms: Some(wish.since_ms),
+            grace_until_ms: Some(wish.grace_until_ms),
+            left: left.into_iter().map(|sandbox| sandbox.id).collect(),
+            instances: if entering { None } else { self.living_instances().await },
+        })
+    }
+
     /// Records that are not saved or finished. What is lost or failed has nothing that could be ended; whether the
-    /// provider has it all the same is looked at apart.
+    /// provider has it all the same is looked at apart. Who is waited for comes up first, from wherever it is.
     async fn left(&self) -> Result<Vec<Sandbox>, EngineError> {
-        let phases = PhaseName::MAY_LIVE.into_iter().filter(|phase| *phase != PhaseName::Lost);
-        let mut query = ListQuery { phases: phases.collect(), deleted: true, limit: PAGE, ..ListQuery::default() };
+        let phases = PhaseName::MAY_LIVE.into_iter().chain([PhaseName::Hibernated]).collect();
+        let mut query = ListQuery { phases, deleted: true, limit: PAGE, ..ListQuery::default() };
         let mut left = Vec::new();
         loop {
             let page = self.store.list(&query).await?;
-            let busy = |sandbox: &Sandbox| !matches!(sandbox.phase, Phase::Failed { work: None });
+            let busy = |sandbox: &Sandbox| match sandbox.phase {
+                Phase::Failed { work: None } => false,
+                Phase::Lost | Phase::Hibernated { .. } => sandbox.entry.is_some(),
+                Phase::Provisioning { .. }
+                | Phase::Verifying { .. }
+                | Phase::Ready
+                | Phase::Frozen { .. }
+                | Phase::Hibernating { .. }
+                | Phase::Resuming { .. }
+                | Phase::Failed { work: Some(_) }
+                | Phase::Stopping { .. }
+                | Phase::Stopped => true,
+            };
             left.extend(page.items.into_iter().filter(busy));
             let Some(next) = page.next else { return Ok(left) };
             query.after = Some(next);
         }
     }
 
-    /// Instances of ours that may run.
+    /// Instances of ours that may run; `None` when that is not known, which it is not from a part of a listing (T7).
     async fn living_instances(&self) -> Option<u64> {
         let mut living = 0;
         let mut page = PageRequest::default();
         loop {
             let listed = tokio::time::timeout(self.config.budgets.call, self.provider.list(&self.config.owner, page));
-            let listed = listed.await.ok()?.ok()?;
+            let listed = listed.await.ok()?.ok().filter(|listed| !listed.is_partial())?;
             let runs = |state: &InstanceState| !matches!(state, InstanceState::Ended(_) | InstanceState::Absent);
             living += listed.items.iter().filter(|seen| runs(&seen.state)).count() as u64;
             let Some(next) = listed.next else { return Some(living) };
@@ -192,25 +241,28 @@ impl Inner {
     }
 }
 
-async fn drain(engine: Engine) {
+/// Sees the wish of that time through. One that was taken back and made anew has its own.
+async fn drain(engine: Engine, since_ms: u64) {
     let inner = &engine.inner;
     let mut told = false;
     while inner.is_draining() && !inner.is_ending() {
         let looked = async {
-            let Some(wish) = inner.wish().await? else { return Ok(None) };
-            inner.drain_once(&wish).await.map(Some)
+            let Some(wish) = inner.wish().await?.filter(|wish| wish.since_ms == since_ms) else { return Ok(None) };
+            let left = inner.drain_once(&wish).await?;
+            // Told when it was seen, and not before.
+            if left == 0 && !told && inner.drain_stands(&wish).await?.is_drained() {
+                let (now_ms, data) = (inner.clock.now_ms(), json!({ "instances": 0 }));
+                inner
+                    .store
+                    .append(inner.epoch, vec![line("daemon.drained", Actor::part("drain"), now_ms, data)])
+                    .await?;
+                told = true;
+            }
+            Ok::<_, EngineError>(Some(()))
         };
         match looked.await {
             Ok(None) => return,
-            Ok(Some(0)) if !told => {
-                told = true;
-                let data = json!({ "instances": inner.living_instances().await });
-                let line = line("daemon.drained", Actor::part("drain"), inner.clock.now_ms(), data);
-                if let Err(error) = inner.store.append(inner.epoch, vec![line]).await {
-                    tracing::warn!(component = "drain", %error, "that it is drained could not be written down");
-                }
-            }
-            Ok(Some(_)) => {}
+            Ok(Some(())) => {}
             Err(error) => {
                 inner.heed(&error);
                 tracing::warn!(component = "drain", %error, "looks again in a moment");

@@ -32,6 +32,11 @@ pub(crate) const RACES_MAX: usize = 64;
 /// A lease of ours lasts as long as we own the store; it is shown, and taken over with the store.
 const LEASE_MS: u64 = 10 * 365 * 24 * 3600 * 1000;
 
+/// How often a lease on what is gone is tried to be given back, and how long is waited between. The next daemon knows
+/// nothing of it.
+const LET_GO_TRIES: usize = 8;
+const LET_GO_PAUSE: Duration = Duration::from_millis(500);
+
 /// The hard deadline is the shim's; we look a moment later, in case its word was lost.
 const EXPIRY_SLACK_MS: u64 = 2_000;
 
@@ -72,6 +77,10 @@ pub(crate) struct Inner {
     pub(crate) schedules: Schedules,
     /// Whether no new work is taken; the store has it too.
     pub(crate) draining: std::sync::atomic::AtomicBool,
+    /// Held while that changes, so that the two are the same.
+    pub(crate) draining_changes: tokio::sync::Mutex<()>,
+    /// How many were let in and have not written down yet what they want.
+    pub(crate) entering: std::sync::atomic::AtomicUsize,
     pub(crate) savers: Savers,
     /// Who waits for a sandbox to change.
     waiting: Mutex<HashMap<SandboxId, Arc<Notify>>>,
@@ -82,6 +91,15 @@ pub(crate) struct Inner {
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine").field("provider", &self.inner.provider.name()).finish_non_exhaustive()
+    }
+}
+
+/// Somebody who was let in, until it is written down what is wanted.
+pub(crate) struct Entering(Arc<Inner>);
+
+impl Drop for Entering {
+    fn drop(&mut self) {
+        self.0.entering.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
     }
 }
 
@@ -135,6 +153,8 @@ impl Engine {
                 freezes,
                 schedules: Schedules::default(),
                 draining: std::sync::atomic::AtomicBool::default(),
+                draining_changes: tokio::sync::Mutex::default(),
+                entering: std::sync::atomic::AtomicUsize::default(),
                 savers: Savers::default(),
                 waiting: Mutex::default(),
                 ending: watch::Sender::new(false),
@@ -230,6 +250,14 @@ impl Inner {
             return Err(EngineError::ShuttingDown);
         }
         if self.is_draining() { Err(EngineError::Draining) } else { Ok(()) }
+    }
+
+    /// Lets somebody in who makes something run, unless the daemon is being drained, or ends. Until what this answers is
+    /// dropped, nobody is told that it is drained: so whoever was let in before the wish is seen by it (L21).
+    pub(crate) fn begin_entry(self: &Arc<Self>) -> Result<Entering, EngineError> {
+        self.entering.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        let entering = Entering(self.clone());
+        self.check_open().map(|()| entering)
     }
 
     /// Whether no new work is taken (L21).
@@ -407,6 +435,25 @@ impl Inner {
         self.knowledge.forget_token(sandbox);
         tracing::warn!(component = "engine", %sandbox, seen = highest.0, "a newer token was seen than was ever given here");
         Ok(())
+    }
+
+    /// What nobody records, or is over, is held only while something of it is removed (L20).
+    pub(crate) async fn let_go(&self, sandbox: &SandboxId, token: FencingToken) {
+        for _ in 0..LET_GO_TRIES {
+            let released = async {
+                if self.store.get(sandbox).await?.is_none_or(|record| record.is_over()) {
+                    self.store.release(self.epoch, sandbox, LeaseKind::Lifecycle, token).await?;
+                }
+                Ok::<_, EngineError>(())
+            };
+            let Err(error) = released.await else { return };
+            self.heed(&error);
+            self.pause(LET_GO_PAUSE).await;
+            if self.is_ending() {
+                return;
+            }
+        }
+        tracing::warn!(component = "engine", %sandbox, "a lease on what is gone is left to the next daemon");
     }
 
     fn spawn_timer(self: &Arc<Self>) {

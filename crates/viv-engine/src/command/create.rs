@@ -55,7 +55,7 @@ impl Engine {
     /// Records a new sandbox, and answers before it is made: see [`Engine::wait_ready`].
     pub async fn create(&self, request: CreateRequest) -> Result<Created, EngineError> {
         let inner = &self.inner;
-        inner.check_open()?;
+        let _entering = inner.begin_entry()?;
         let CreateRequest { project, name, spec, policy, labels, snapshot, by, key } = request;
         spec.check()?;
         policy.check()?;

@@ -14,7 +14,7 @@ impl Engine {
     /// cleared with it (schedules, secrets) is removed where its snapshots are: [`crate::snapshot`], `remove_all_of`.
     pub async fn reset(&self, sandbox: &SandboxId, by: Actor) -> Result<View, EngineError> {
         let inner = &self.inner;
-        inner.check_open()?;
+        let _entering = inner.begin_entry()?;
         let record = inner.apply(sandbox, &Event::Reset { by }).await?.sandbox();
         inner.reached("reset.committed");
         inner.active(&record.id).await?;

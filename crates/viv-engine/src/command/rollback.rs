@@ -12,7 +12,7 @@ impl Engine {
     /// Records that it is to go on from a snapshot of its project, and answers at once: see [`Engine::wait_ready`].
     pub async fn rollback(&self, sandbox: &SandboxId, request: RollbackRequest) -> Result<View, EngineError> {
         let inner = &self.inner;
-        inner.check_open()?;
+        let _entering = inner.begin_entry()?;
         let RollbackRequest { snapshot, discard, by } = request;
         let project = inner.load(sandbox).await?.project;
         // Looked for before anything is ended for it.

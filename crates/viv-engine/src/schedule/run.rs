@@ -119,17 +119,29 @@ impl Engine {
         }
         inner.reached("schedule.entering");
         let not_started = |what: String, run: Run| Ok(Some((RunOutcome::NotStarted { what }, run)));
-        match inner.apply(id, &Event::Enter { kind: EntryKind::Schedule, by: actor(&schedule.id) }).await {
-            Ok(entered) => {
-                // The entry itself counts as activity (L4): from then on it is somebody else's.
-                let at_ms = entered.sandbox().entry.map_or(0, |entry| entry.at_ms);
-                run.entered_at_ms = run.entered_at_ms.max(Some(at_ms));
+        // What was begun before a drain is seen to its end; nothing else begins (L21).
+        match inner.begin_entry() {
+            Ok(_entering) => {
+                match inner.apply(id, &Event::Enter { kind: EntryKind::Schedule, by: actor(&schedule.id) }).await {
+                    Ok(entered) => {
+                        // The entry itself counts as activity (L4): from then on it is somebody else's.
+                        let at_ms = entered.sandbox().entry.map_or(0, |entry| entry.at_ms);
+                        run.entered_at_ms = run.entered_at_ms.max(Some(at_ms));
+                    }
+                    Err(EngineError::Held { .. }) => {
+                        return Ok(Some((RunOutcome::Skipped { why: SkipReason::Held }, run)));
+                    }
+                    Err(EngineError::Gone { .. } | EngineError::NotFound { .. }) => return Ok(None),
+                    Err(error @ (EngineError::Quota { .. } | EngineError::Locked(_))) => {
+                        return not_started(error.to_string(), run);
+                    }
+                    Err(other) => return Err(other),
+                }
             }
-            Err(EngineError::Held { .. }) => return Ok(Some((RunOutcome::Skipped { why: SkipReason::Held }, run))),
-            Err(EngineError::Gone { .. } | EngineError::NotFound { .. }) => return Ok(None),
-            Err(error @ (EngineError::Quota { .. } | EngineError::Locked(_))) => {
-                return not_started(error.to_string(), run);
+            Err(EngineError::Draining) if run.generation.is_none() => {
+                return Ok(Some((RunOutcome::Skipped { why: SkipReason::Draining }, run)));
             }
+            Err(EngineError::Draining) => {}
             Err(other) => return Err(other),
         }
         inner.reached("schedule.entered");

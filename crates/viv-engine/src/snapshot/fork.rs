@@ -124,6 +124,7 @@ impl Inner {
 
     /// They begin with a snapshot that is there, in one transaction.
     async fn fork_saved(self: &Arc<Self>, snapshot: &SnapshotId, plan: &ForkPlan) -> Result<SnapshotId, EngineError> {
+        let _entering = self.begin_entry()?;
         let row = self.snapshot_row(None, snapshot).await?;
         if row.state != SnapshotState::Ready {
             return Err(EngineError::NoSnapshot { which: snapshot.clone() });

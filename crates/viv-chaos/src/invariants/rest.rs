@@ -1,0 +1,75 @@
+//! What must hold when faults have stopped, and time has passed (P3).
+
+use viv_core::lifecycle::{Desired, FreezeStep, Phase};
+use viv_core::snapshot::SnapshotState;
+use viv_provider::{InstanceRef, InstanceState, Provider};
+use viv_store::Store;
+
+use super::{Found, Picture, holds};
+use crate::store::FaultyStore;
+
+impl Picture {
+    /// Everything is where it is wanted, and really so.
+    pub(crate) fn check_rest(&self) -> Found {
+        for record in self.records.values() {
+            let at_rest = matches!(
+                (&record.desired, &record.phase),
+                (Desired::Running | Desired::Hibernated, Phase::Lost | Phase::Failed { work: None })
+                    | (Desired::Running, Phase::Ready | Phase::Frozen { step: FreezeStep::Done })
+                    | (Desired::Hibernated, Phase::Hibernated { .. })
+                    | (Desired::Gone, Phase::Stopped)
+            );
+            holds("comes-to-rest", at_rest, || {
+                format!("{} is wanted {:?} and is {:?} ({:?})", record.id, record.desired, record.phase, record.cause)
+            })?;
+            let state = self.instances.get(&record.id).map(|(_, state)| state);
+            let real = match &record.phase {
+                Phase::Ready => state == Some(&InstanceState::Running),
+                Phase::Frozen { .. } => state == Some(&InstanceState::Frozen),
+                _ => true,
+            };
+            holds("rest-is-real", real, || format!("{} is {:?}, and really {state:?}", record.id, record.phase))?;
+        }
+        for (id, (generation, _)) in &self.instances {
+            holds("no-orphans", self.records.contains_key(id), || format!("{id}@{generation}"))?;
+        }
+        let running = self.schedules.iter().find(|schedule| schedule.run.is_some());
+        holds("nothing-is-at-work", running.is_none(), || format!("{running:?} is under way"))?;
+        let unready = self.rows.values().find(|row| row.state != SnapshotState::Ready);
+        holds("comes-to-rest", unready.is_none(), || format!("{unready:?} at rest"))?;
+        let recorded: std::collections::BTreeSet<_> = self.rows.keys().cloned().collect();
+        holds("rows-are-what-is-there", recorded == self.saved, || {
+            format!("rows {recorded:?} and what is there {:?} differ", self.saved)
+        })
+    }
+
+    /// What was deleted has left nothing.
+    pub(crate) async fn check_leftovers(&self, store: &FaultyStore) -> Found {
+        for row in self.rows.values() {
+            let Some(sandbox) = &row.sandbox else { continue };
+            let deleted = self.records.get(sandbox).is_none_or(|record| record.deleted);
+            let users = store.truth.users(&row.id, 1).await.unwrap_or_default();
+            holds("deleted-leaves-no-rows", !deleted || !users.is_empty(), || format!("{} of {sandbox}", row.id))?;
+        }
+        for record in self.records.values().filter(|record| record.is_over()) {
+            let leases = store.truth.leases(&record.id).await.unwrap_or_default();
+            holds("gone-holds-no-lease", leases.is_empty(), || format!("{leases:?}"))?;
+        }
+        Ok(())
+    }
+
+    /// What is ready has its services.
+    pub(crate) async fn check_services(&self, provider: &impl Provider) -> Found {
+        for record in self.records.values().filter(|record| record.phase == Phase::Ready) {
+            let instance = InstanceRef { sandbox: record.id.clone(), generation: record.generation };
+            let runs = provider.executions(&instance).await.unwrap_or_default();
+            for service in &record.spec.services {
+                let run = record.services.get(&service.name);
+                let status = run.and_then(|run| runs.iter().find(|status| status.id == run.execution));
+                let well = status.is_some_and(|status| !status.state.is_final());
+                holds("services-run", well, || format!("{}: {} is {status:?}, of {run:?}", record.id, service.name))?;
+            }
+        }
+        Ok(())
+    }
+}

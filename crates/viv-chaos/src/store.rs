@@ -1,0 +1,417 @@
+//! A store in which calls fail, are slow, or find the disk full, and which keeps what was recorded for those who check.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use viv_core::lifecycle::Sandbox;
+use viv_core::schedule::Schedule;
+use viv_core::snapshot::{Snapshot, SnapshotState};
+use viv_core::spec::{Name, Project};
+use viv_core::{FencingToken, SandboxId, ScheduleId, SnapshotId};
+use viv_store::{
+    ApiKey, Change, Cursor, Epoch, Idempotency, JournalFilter, JournalLine, Lease, LeaseKind, ListQuery, Listing,
+    MemoryStore, NewLine, Owner, PhaseCounts, Remembered, ScheduleListing, ScheduleQuery, SnapshotListing,
+    SnapshotQuery, Store, StoreError,
+};
+
+use crate::line::Line;
+use crate::plan::Trouble;
+use crate::rng::Rng;
+
+type Result<T> = std::result::Result<T, StoreError>;
+
+/// Longest that a slow write takes.
+const SLOW_MS_MAX: u64 = 3_000;
+
+/// Something that was recorded.
+#[derive(Debug, Clone)]
+pub(crate) enum Recorded {
+    /// A record, with the lines about it.
+    Sandbox { before: Option<Box<Sandbox>>, after: Box<Sandbox>, lines: Vec<NewLine> },
+    /// A row of a snapshot; without it, it was forgotten. And who began with it then.
+    Row { before: Option<Box<Snapshot>>, after: Option<Box<Snapshot>>, users: Vec<SandboxId> },
+    /// A schedule; without it, it was taken away.
+    Schedule { before: Option<Box<Schedule>>, after: Option<Box<Schedule>>, lines: Vec<NewLine> },
+    /// A lease.
+    Lease { lease: Lease, epoch: Epoch },
+    /// A write of somebody who does not own the store.
+    Foreign { what: &'static str },
+}
+
+#[derive(Debug)]
+struct Shared {
+    rng: Rng,
+    percent: u64,
+    troubles: Vec<Trouble>,
+    full_until: Option<Instant>,
+    epoch: u64,
+    recorded: Vec<Recorded>,
+    counts: BTreeMap<Trouble, u64>,
+}
+
+/// A store in which things go wrong. Clones share their state, but for the line.
+#[derive(Debug, Clone)]
+pub(crate) struct FaultyStore {
+    /// Without faults.
+    pub(crate) truth: MemoryStore,
+    line: Line,
+    shared: Arc<Mutex<Shared>>,
+}
+
+/// What becomes of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Well,
+    Before,
+    After,
+    Slow(Duration),
+}
+
+impl FaultyStore {
+    pub(crate) fn new(seed: u64, percent: u64, troubles: Vec<Trouble>) -> Self {
+        let shared = Shared {
+            rng: Rng::new(seed),
+            percent,
+            troubles,
+            full_until: None,
+            epoch: 0,
+            recorded: Vec::new(),
+            counts: BTreeMap::new(),
+        };
+        Self { truth: MemoryStore::new(), line: Line::new(), shared: Arc::new(Mutex::new(shared)) }
+    }
+
+    /// The same for a daemon that reaches it by this line.
+    pub(crate) fn by(&self, line: &Line) -> Self {
+        Self { line: line.clone(), ..self.clone() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on nothing goes wrong.
+    pub(crate) fn heal(&self) {
+        let mut shared = self.lock();
+        shared.percent = 0;
+        shared.full_until = None;
+    }
+
+    /// No write succeeds for so long.
+    pub(crate) fn fill(&self, how_long: Duration) {
+        self.lock().full_until = Some(Instant::now() + how_long);
+    }
+
+    /// What was recorded since this was asked last.
+    pub(crate) fn recorded(&self) -> Vec<Recorded> {
+        std::mem::take(&mut self.lock().recorded)
+    }
+
+    /// How often what went wrong.
+    pub(crate) fn counts(&self) -> BTreeMap<Trouble, u64> {
+        self.lock().counts.clone()
+    }
+
+    fn note(&self, recorded: Recorded) {
+        self.lock().recorded.push(recorded);
+    }
+
+    fn fate(&self, writes: bool) -> Fate {
+        let mut shared = self.lock();
+        let shared = &mut *shared;
+        if writes && shared.full_until.is_some_and(|until| Instant::now() < until) {
+            return Fate::Before;
+        }
+        if shared.troubles.is_empty() || !shared.rng.chance(shared.percent) {
+            return Fate::Well;
+        }
+        let trouble = shared.troubles[shared.rng.below(shared.troubles.len() as u64) as usize];
+        let fate = match trouble {
+            Trouble::StoreAfter if writes => Fate::After,
+            Trouble::SlowStore if writes => Fate::Slow(Duration::from_millis(1 + shared.rng.below(SLOW_MS_MAX))),
+            Trouble::StoreBefore => Fate::Before,
+            _ => return Fate::Well,
+        };
+        *shared.counts.entry(trouble).or_default() += 1;
+        fate
+    }
+
+    async fn read<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
+        self.line
+            .call(async {
+                match self.fate(false) {
+                    Fate::Well | Fate::After | Fate::Slow(_) => call.await,
+                    Fate::Before => Err(injected()),
+                }
+            })
+            .await
+    }
+
+    async fn write<T>(&self, name: &'static str, epoch: Epoch, call: impl Future<Output = Result<T>>) -> Result<T> {
+        self.line
+            .call(async {
+                let fate = self.fate(true);
+                match fate {
+                    Fate::Before => return Err(injected()),
+                    Fate::Slow(by) => tokio::time::sleep(by).await,
+                    Fate::Well | Fate::After => {}
+                }
+                let answer = call.await;
+                if answer.is_ok() && epoch.0 != self.lock().epoch {
+                    self.note(Recorded::Foreign { what: name });
+                }
+                match fate {
+                    Fate::After => Err(injected()),
+                    Fate::Well | Fate::Before | Fate::Slow(_) => answer,
+                }
+            })
+            .await
+    }
+
+    /// What is written of these sandboxes and rows by a call, as it was before and is after. The store in memory never
+    /// waits, so nobody comes between.
+    async fn watched(&self, changes: &[Change], call: impl Future<Output = Result<Cursor>>) -> Result<Cursor> {
+        let mut before = Vec::new();
+        for change in changes {
+            let mut rows = Vec::new();
+            for row in &change.snapshots {
+                rows.push(self.truth.snapshot(&row.id).await?.map(Box::new));
+            }
+            before.push((self.truth.get(&change.sandbox.id).await?.map(Box::new), rows));
+        }
+        let cursor = call.await?;
+        for (change, (before, rows)) in changes.iter().zip(before) {
+            let Some(after) = self.truth.get(&change.sandbox.id).await? else { continue };
+            self.note(Recorded::Sandbox { before, after: Box::new(after), lines: change.lines.clone() });
+            for (row, before) in change.snapshots.iter().zip(rows) {
+                let users = self.truth.users(&row.id, 1).await?;
+                self.note(Recorded::Row { before, after: Some(Box::new(row.clone())), users });
+            }
+        }
+        Ok(cursor)
+    }
+}
+
+fn injected() -> StoreError {
+    StoreError::Unavailable { what: "simulated".to_owned() }
+}
+
+#[async_trait]
+impl Store for FaultyStore {
+    async fn own(&self, owner: Owner) -> Result<Epoch> {
+        let taken_over = async {
+            let epoch = self.truth.own(owner).await?;
+            self.lock().epoch = epoch.0;
+            Ok(epoch)
+        };
+        self.read(taken_over).await
+    }
+
+    async fn owner(&self) -> Result<Option<Owner>> {
+        self.read(self.truth.owner()).await
+    }
+
+    async fn commit(&self, epoch: Epoch, change: Change) -> Result<Cursor> {
+        let changes = [change.clone()];
+        self.write("commit", epoch, self.watched(&changes, self.truth.commit(epoch, change))).await
+    }
+
+    async fn commit_all(&self, epoch: Epoch, changes: Vec<Change>) -> Result<Cursor> {
+        let all = changes.clone();
+        self.write("commit_all", epoch, self.watched(&all, self.truth.commit_all(epoch, changes))).await
+    }
+
+    async fn put_snapshot(&self, epoch: Epoch, row: Snapshot, lines: Vec<NewLine>) -> Result<Cursor> {
+        let put = async {
+            let before = self.truth.snapshot(&row.id).await?.map(Box::new);
+            let cursor = self.truth.put_snapshot(epoch, row.clone(), lines).await?;
+            let users = if row.state == SnapshotState::Removing { self.truth.users(&row.id, 1).await? } else { vec![] };
+            self.note(Recorded::Row { before, after: Some(Box::new(row)), users });
+            Ok(cursor)
+        };
+        self.write("put_snapshot", epoch, put).await
+    }
+
+    async fn forget_snapshot(&self, epoch: Epoch, snapshot: &SnapshotId, lines: Vec<NewLine>) -> Result<Cursor> {
+        let forgotten = async {
+            let before = self.truth.snapshot(snapshot).await?.map(Box::new);
+            let cursor = self.truth.forget_snapshot(epoch, snapshot, lines).await?;
+            let users = self.truth.users(snapshot, 1).await?;
+            if before.is_some() {
+                self.note(Recorded::Row { before, after: None, users });
+            }
+            Ok(cursor)
+        };
+        self.write("forget_snapshot", epoch, forgotten).await
+    }
+
+    async fn snapshot(&self, snapshot: &SnapshotId) -> Result<Option<Snapshot>> {
+        self.read(self.truth.snapshot(snapshot)).await
+    }
+
+    async fn snapshots(&self, query: &SnapshotQuery) -> Result<SnapshotListing> {
+        self.read(self.truth.snapshots(query)).await
+    }
+
+    async fn users(&self, snapshot: &SnapshotId, limit: usize) -> Result<Vec<SandboxId>> {
+        self.read(self.truth.users(snapshot, limit)).await
+    }
+
+    async fn append(&self, epoch: Epoch, lines: Vec<NewLine>) -> Result<Cursor> {
+        self.write("append", epoch, self.truth.append(epoch, lines)).await
+    }
+
+    async fn get(&self, sandbox: &SandboxId) -> Result<Option<Sandbox>> {
+        self.read(self.truth.get(sandbox)).await
+    }
+
+    async fn find(&self, project: &Project, name: &Name) -> Result<Option<Sandbox>> {
+        self.read(self.truth.find(project, name)).await
+    }
+
+    async fn list(&self, query: &ListQuery) -> Result<Listing> {
+        self.read(self.truth.list(query)).await
+    }
+
+    async fn count(&self, project: Option<&Project>) -> Result<PhaseCounts> {
+        self.read(self.truth.count(project)).await
+    }
+
+    async fn due(&self, until_ms: u64, limit: usize) -> Result<Vec<(u64, SandboxId)>> {
+        self.read(self.truth.due(until_ms, limit)).await
+    }
+
+    async fn next_due_ms(&self) -> Result<Option<u64>> {
+        self.read(self.truth.next_due_ms()).await
+    }
+
+    async fn remembered(&self, key: &Idempotency) -> Result<Option<Remembered>> {
+        self.read(self.truth.remembered(key)).await
+    }
+
+    async fn journal(&self, after: Cursor, filter: &JournalFilter, limit: usize) -> Result<Vec<JournalLine>> {
+        self.read(self.truth.journal(after, filter, limit)).await
+    }
+
+    async fn journal_tail(
+        &self,
+        before: Option<Cursor>,
+        filter: &JournalFilter,
+        limit: usize,
+    ) -> Result<Vec<JournalLine>> {
+        self.read(self.truth.journal_tail(before, filter, limit)).await
+    }
+
+    fn tail(&self) -> watch::Receiver<Cursor> {
+        self.truth.tail()
+    }
+
+    async fn lease(
+        &self,
+        epoch: Epoch,
+        sandbox: &SandboxId,
+        kind: LeaseKind,
+        holder: &str,
+        now_ms: u64,
+        ttl_ms: u64,
+    ) -> Result<Lease> {
+        let leased = async {
+            let lease = self.truth.lease(epoch, sandbox, kind, holder, now_ms, ttl_ms).await?;
+            self.note(Recorded::Lease { lease: lease.clone(), epoch });
+            Ok(lease)
+        };
+        self.write("lease", epoch, leased).await
+    }
+
+    async fn release(&self, epoch: Epoch, sandbox: &SandboxId, kind: LeaseKind, token: FencingToken) -> Result<()> {
+        self.write("release", epoch, self.truth.release(epoch, sandbox, kind, token)).await
+    }
+
+    async fn raise_token(&self, epoch: Epoch, seen: FencingToken) -> Result<()> {
+        self.write("raise_token", epoch, self.truth.raise_token(epoch, seen)).await
+    }
+
+    async fn leases(&self, sandbox: &SandboxId) -> Result<Vec<Lease>> {
+        self.read(self.truth.leases(sandbox)).await
+    }
+
+    async fn touch(&self, epoch: Epoch, sandbox: &SandboxId, active_at_ms: u64) -> Result<()> {
+        self.write("touch", epoch, self.truth.touch(epoch, sandbox, active_at_ms)).await
+    }
+
+    async fn put_key(&self, epoch: Epoch, key: ApiKey, line: NewLine) -> Result<()> {
+        self.write("put_key", epoch, self.truth.put_key(epoch, key, line)).await
+    }
+
+    async fn keys(&self) -> Result<Vec<ApiKey>> {
+        self.read(self.truth.keys()).await
+    }
+
+    async fn meta(&self, name: &str) -> Result<Option<String>> {
+        self.read(self.truth.meta(name)).await
+    }
+
+    async fn set_meta_once(&self, epoch: Epoch, name: &str, value: &str) -> Result<String> {
+        self.write("set_meta_once", epoch, self.truth.set_meta_once(epoch, name, value)).await
+    }
+
+    async fn put_meta(&self, epoch: Epoch, name: &str, value: Option<&str>, line: NewLine) -> Result<()> {
+        self.write("put_meta", epoch, self.truth.put_meta(epoch, name, value, line)).await
+    }
+
+    async fn put_schedule(&self, epoch: Epoch, schedule: Schedule, lines: Vec<NewLine>, max: u64) -> Result<()> {
+        let put = async {
+            let before = self.truth.schedule(&schedule.id).await?.map(Box::new);
+            self.truth.put_schedule(epoch, schedule.clone(), lines.clone(), max).await?;
+            self.note(Recorded::Schedule { before, after: Some(Box::new(schedule)), lines });
+            Ok(())
+        };
+        self.write("put_schedule", epoch, put).await
+    }
+
+    async fn schedule(&self, id: &ScheduleId) -> Result<Option<Schedule>> {
+        self.read(self.truth.schedule(id)).await
+    }
+
+    async fn schedules(&self, query: &ScheduleQuery) -> Result<ScheduleListing> {
+        self.read(self.truth.schedules(query)).await
+    }
+
+    async fn due_schedules(&self, until_ms: u64, limit: usize) -> Result<Vec<ScheduleId>> {
+        self.read(self.truth.due_schedules(until_ms, limit)).await
+    }
+
+    async fn next_schedule_ms(&self) -> Result<Option<u64>> {
+        self.read(self.truth.next_schedule_ms()).await
+    }
+
+    async fn running_schedules(&self) -> Result<Vec<ScheduleId>> {
+        self.read(self.truth.running_schedules()).await
+    }
+
+    async fn remove_schedule(&self, epoch: Epoch, id: &ScheduleId, line: NewLine) -> Result<bool> {
+        let removed = async {
+            let before = self.truth.schedule(id).await?.map(Box::new);
+            let was_there = self.truth.remove_schedule(epoch, id, line.clone()).await?;
+            if was_there {
+                self.note(Recorded::Schedule { before, after: None, lines: vec![line] });
+            }
+            Ok(was_there)
+        };
+        self.write("remove_schedule", epoch, removed).await
+    }
+
+    async fn retain(&self, epoch: Epoch, before_ms: u64, limit: usize) -> Result<u64> {
+        self.write("retain", epoch, self.truth.retain(epoch, before_ms, limit)).await
+    }
+
+    async fn backup(&self, to: &Path) -> Result<()> {
+        self.read(self.truth.backup(to)).await
+    }
+}

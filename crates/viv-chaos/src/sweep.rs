@@ -1,0 +1,66 @@
+//! Many worlds, on all processors.
+
+use std::fmt;
+use std::ops::Range;
+
+use crate::invariants::Violation;
+use crate::plan::Plan;
+use crate::world::{Report, run};
+
+/// What came of many worlds.
+#[derive(Debug, Clone, Default)]
+pub struct Sweep {
+    /// How many there were.
+    pub worlds: u64,
+    /// Of those in which everything held.
+    pub sum: Report,
+    /// One for each of the others.
+    pub violations: Vec<Violation>,
+}
+
+/// Runs the worlds of these seeds. Violations are told as they are found.
+pub fn sweep(seeds: Range<u64>, workers: u64, found: impl Fn(&Violation) + Sync) -> Sweep {
+    let (workers, found) = (workers.max(1), &found);
+    let mut sweep = std::thread::scope(|scope| {
+        let part = |worker: u64| {
+            let seeds = seeds.clone().filter(move |seed| seed % workers == worker);
+            move || {
+                let mut part = Sweep::default();
+                for seed in seeds {
+                    part.worlds += 1;
+                    match run(&Plan::of(seed)) {
+                        Ok(report) => part.sum = part.sum.and(&report),
+                        Err(violation) => {
+                            found(&violation);
+                            part.violations.push(violation);
+                        }
+                    }
+                }
+                part
+            }
+        };
+        let running: Vec<_> = (0..workers).map(|worker| scope.spawn(part(worker))).collect();
+        let mut whole = Sweep::default();
+        for worker in running {
+            let part = worker.join().expect("a world that panics is a bug");
+            whole.worlds += part.worlds;
+            whole.sum = whole.sum.and(&part.sum);
+            whole.violations.extend(part.violations);
+        }
+        whole
+    });
+    sweep.violations.sort_by_key(|violation| violation.seed);
+    sweep
+}
+
+impl fmt::Display for Sweep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Report { steps, checks, deeds, troubles, .. } = &self.sum;
+        let found = self.violations.len();
+        let damage = deeds.iter().filter(|(deed, _)| deed.is_fault()).map(|(deed, count)| (deed.word(), count));
+        let faults = damage.chain(troubles.iter().map(|(trouble, count)| (trouble.word(), count)));
+        let faults: Vec<String> = faults.map(|(word, count)| format!("{word} {count}")).collect();
+        let worlds = self.worlds;
+        write!(f, "{worlds} worlds, {steps} steps, faults: {}, {checks} checks, {found} violations", faults.join(", "))
+    }
+}

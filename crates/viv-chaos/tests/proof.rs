@@ -1,0 +1,51 @@
+//! The tables of docs/proof.md are those of the code. `UPDATE=1` writes them.
+#![allow(missing_docs, reason = "tests")]
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use viv_chaos::{Deed, INVARIANTS, Trouble};
+
+fn invariants() -> String {
+    let mut table = "| invariant | rule | looked at | what it says |\n|---|---|---|---|\n".to_owned();
+    for invariant in INVARIANTS {
+        let (name, rule, when) = (invariant.name, invariant.rule, invariant.when.word());
+        writeln!(table, "| `{name}` | {rule} | {when} | {} |", invariant.says).unwrap();
+    }
+    table
+}
+
+fn happenings() -> String {
+    let words = |deeds: Vec<&'static str>| deeds.join(", ");
+    let clients = Deed::ALL.iter().filter(|deed| !deed.is_fault()).map(|deed| deed.word()).collect();
+    let faults = Deed::ALL.iter().filter(|deed| deed.is_fault()).map(|deed| deed.word()).collect();
+    let calls = Trouble::ALL.iter().filter(|trouble| trouble.is_fault()).map(|trouble| trouble.word()).collect();
+    let traits = Trouble::ALL.iter().filter(|trouble| !trouble.is_fault()).map(|trouble| trouble.word()).collect();
+    format!(
+        "| what | which |\n|---|---|\n| done by clients | {} |\n| done to instances, daemons, store and provider | {} |\n\
+         | that goes wrong with single calls, or with clocks | {} |\n| that some worlds have and others have not | {} |\n",
+        words(clients),
+        words(faults),
+        words(calls),
+        words(traits),
+    )
+}
+
+/// Puts a table between its marks.
+fn put(page: &str, name: &str, table: &str) -> String {
+    let (begin, end) = (format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->\n"));
+    let (before, rest) = page.split_once(&begin).unwrap_or_else(|| panic!("{begin} is missing"));
+    let (_, after) = rest.split_once(&end).unwrap_or_else(|| panic!("{end} is missing"));
+    format!("{before}{begin}\n{table}\n{end}{after}")
+}
+
+#[test]
+fn p1_the_page_has_the_tables_of_the_code() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/proof.md");
+    let page = std::fs::read_to_string(&path).unwrap();
+    let wanted = put(&put(&page, "happenings", &happenings()), "invariants", &invariants());
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(&path, &wanted).unwrap();
+    }
+    assert!(page == wanted || std::env::var_os("UPDATE").is_some(), "UPDATE=1 brings docs/proof.md up to date");
+}
