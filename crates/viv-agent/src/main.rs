@@ -2,7 +2,8 @@
 //!
 //! Inside a sandbox it takes no arguments. `--home DIR --root DIR` runs it
 //! elsewhere, for tests: `DIR/run` stands for [`viv_agent::proto::RUN_DIR`].
-//! As a command inside, `--echo TEXT` writes the text: see [`viv_agent::proto::ECHO_VERB`].
+//! As a command inside, `--echo TEXT` writes the text: see [`viv_agent::proto::ECHO_VERB`]. Called `viv`, or with that
+//! as its first argument, it is what workloads ask the control plane with: see [`viv`].
 
 mod agent;
 mod conn;
@@ -13,6 +14,7 @@ mod limits;
 mod ports;
 mod seccomp;
 mod sys;
+mod viv;
 
 use std::ffi::OsString;
 use std::io::{self, Read};
@@ -35,6 +37,9 @@ const KERNELS_BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 fn main() {
     if let Some(code) = echo(std::env::args_os().skip(1)) {
+        sys::exit_now(code);
+    }
+    if let Some(code) = viv::run(std::env::args_os()) {
         sys::exit_now(code);
     }
     if let Err(cause) = boot() {
@@ -106,6 +111,7 @@ fn boot() -> io::Result<()> {
         std::fs::DirBuilder::new().recursive(true).create(places.run.join(folder))?;
     }
     let listener = listen(&places.run.join(SOCKET))?;
+    let inside = agent::inside::listen(&home);
     let children = sys::child_signals()?;
     let origin = origin(keeper);
     // Before any thread is started: those inherit it.
@@ -117,6 +123,7 @@ fn boot() -> io::Result<()> {
         connections: agent::connections::Connections::default(),
         control: agent::control::Control::new(is_init),
         reserve: agent::reserve::Reserve::default(),
+        inside: agent::inside::Inside::new(inside),
         executions: exec::table::Executions::default(),
         pump: exec::pump::Pump::new()?,
         wake: Wake::new()?,

@@ -15,12 +15,19 @@
 //!   archive_put   ► data* end     ◄ ok(Unpacked)
 //!   file_watch    ◄ ok(Done)      ◄ json(WatchEvent)*          until the client goes
 //!   dial          ◄ ok(Done)      ◄► raw bytes, no more frames, until both sides closed
+//!   requests      ◄ ok(Done)      ◄ json(InsideRequest)*       until the client goes, or another one listens
 //!   control       ◄ ok(Hello)     ► json(ControlMessage)*  ◄ json(AgentMessage)*
 //! ```
 //!
 //! Everything else is one request and one reply. A request that uploads
 //! (`►`) is answered with an error before all data was sent if it fails early;
 //! the agent then closes the connection.
+//!
+//! # From inside
+//!
+//! Workloads do not reach [`SOCKET`]. They have one of their own ([`INSIDE_SOCKET`]), on which a connection carries one
+//! [`InsideCall`] and its [`InsideReply`], in the same frames. What is called there is told to who sent `requests`, one
+//! call at a time, and answered with `request_answer`.
 //!
 //! # Versions
 //!
@@ -34,7 +41,7 @@ use serde::{Deserialize, Serialize};
 pub use viv_core::Identity;
 use viv_core::exec::{ExecSpec, ExecStatus, TRANSIENT_KEPT_MS, TtySize};
 use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked};
-use viv_core::{ExecutionId, FencingToken, Generation, OperationId};
+use viv_core::{ExecutionId, FencingToken, Generation, OperationId, RequestId};
 
 /// The version of these messages.
 pub const PROTOCOL: u32 = 1;
@@ -69,6 +76,25 @@ pub const AGENT_LOG: &str = "agent.log";
 /// What makes the agent's own program write its next argument and a newline, and end: a command that every sandbox has,
 /// whatever its image holds.
 pub const ECHO_VERB: &str = "--echo";
+
+/// What makes it send its next argument to whoever keeps the sandbox, and write the answer: `--ask TEXT`.
+pub const ASK_VERB: &str = "--ask";
+
+/// What makes it the command `viv` of those inside, by whatever name it was called.
+pub const VIV_VERB: &str = "viv";
+
+/// The folder below [`HOME`] in which commands find it under that name; last in their `PATH`.
+pub const BIN: &str = "bin";
+
+/// The name of the socket for workloads: abstract, so it is in no filesystem and of this sandbox's network namespace
+/// alone. An agent whose home is elsewhere has it there, under this name.
+pub const INSIDE_SOCKET: &str = "vivarium-inside";
+
+/// Longest [`InsideCall`] as JSON: a command with its arguments and environment.
+pub const CALL_BYTES_MAX: usize = 64 << 10;
+
+/// Longest answer to one.
+pub const ANSWER_BYTES_MAX: usize = 1 << 20;
 
 /// The name of the ability to forget transient executions, in [`Hello::features`].
 pub const TRANSIENT_FEATURE: &str = "transient_executions";
@@ -274,6 +300,15 @@ pub enum Request {
     Dial {
         port: u16,
     },
+
+    /// Hear what those inside ask for, what was not answered yet first. Whoever listened before does not any more.
+    Requests,
+    /// The answer to one of them. `NotFound` when nobody waits for it.
+    RequestAnswer {
+        fence: Fence,
+        id: RequestId,
+        body: String,
+    },
 }
 
 impl Request {
@@ -291,7 +326,8 @@ impl Request {
             | Self::FileList { .. }
             | Self::FileWatch { .. }
             | Self::ArchiveGet { .. }
-            | Self::Dial { .. } => None,
+            | Self::Dial { .. }
+            | Self::Requests => None,
             Self::Quiesce { fence, .. }
             | Self::ExecStart { fence, .. }
             | Self::ExecStdin { fence, .. }
@@ -302,7 +338,8 @@ impl Request {
             | Self::FileMkdir { fence, .. }
             | Self::FileMove { fence, .. }
             | Self::FileRemove { fence, .. }
-            | Self::ArchivePut { fence, .. } => Some(fence),
+            | Self::ArchivePut { fence, .. }
+            | Self::RequestAnswer { fence, .. } => Some(fence),
         }
     }
 }
@@ -443,4 +480,47 @@ pub enum AgentMessage {
 impl AgentMessage {
     /// What a supervisor that hears of [`AgentMessage::OomKilled`] says.
     pub const OOM_KILLED: &str = "oom_killed";
+}
+
+/// What somebody inside asked for, as it is told outside.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InsideRequest {
+    /// The agent's own; it sorts by time.
+    pub id: RequestId,
+    /// Whether somebody else was told of it before, and may have done it.
+    pub again: bool,
+    /// What it is: text that means nothing to the agent. Whatever it says, it was written by a workload.
+    pub body: String,
+}
+
+/// What a workload sends.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct InsideCall {
+    /// How long it waits for the answer.
+    pub wait_ms: u64,
+    /// What it asks for.
+    pub body: String,
+}
+
+/// What a workload gets.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum InsideReply {
+    /// What whoever listens outside said.
+    Answer(String),
+    /// Why there is no answer.
+    None(NoAnswer),
+}
+
+/// Why a workload got no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NoAnswer {
+    /// Nobody listened in all that time, so nothing was done.
+    Nobody,
+    /// Somebody was told, and did not answer in time: whether it was done is not known.
+    Unknown,
+    /// It was no [`InsideCall`].
+    Invalid,
 }

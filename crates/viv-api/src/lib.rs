@@ -23,6 +23,7 @@ pub mod event;
 pub mod execution;
 pub mod file;
 pub mod header;
+pub mod inside;
 pub mod key;
 pub mod limits;
 pub mod page;

@@ -9,12 +9,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use viv_core::exec::{ExecSpec, ExecStatus, TtySize};
 use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked};
-use viv_core::{EndCause, ExecutionId, Generation, Identity, OwnerMark, SandboxId, SnapshotId};
+use viv_core::{EndCause, ExecutionId, Generation, Identity, OwnerMark, RequestId, SandboxId, SnapshotId};
 use viv_provider::sim::SimProvider;
 use viv_provider::{
     ByteReader, Capabilities, Deadline, DeadlineChange, Dialled, DiskUsage, Ended, FileWrite, InstanceRef,
     InstanceSpec, LogPart, Mutation, Observation, OutputStream, Page, PageRequest, Provider, ProviderError,
-    ResourceLimits, SaveRequest, Snapshot, SnapshotSeen, WatchStream, Whereabouts,
+    RequestStream, ResourceLimits, SaveRequest, Snapshot, SnapshotSeen, WatchStream, Whereabouts,
 };
 
 use crate::line::Line;
@@ -673,5 +673,21 @@ impl Provider for FaultyProvider {
     async fn dial(&self, instance: &InstanceRef, port: u16) -> Result<Box<dyn Dialled>> {
         self.agent(&instance.sandbox).await?;
         self.inner.dial(instance, port).await
+    }
+
+    async fn requests(&self, instance: &InstanceRef) -> Result<Box<dyn RequestStream>> {
+        self.agent(&instance.sandbox).await?;
+        self.inner.requests(instance).await
+    }
+
+    async fn answer_request(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        request: &RequestId,
+        answer: &str,
+    ) -> Result<()> {
+        self.agent(sandbox).await?;
+        self.inner.answer_request(mutation, sandbox, request, answer).await
     }
 }

@@ -35,6 +35,8 @@ pub enum Capability {
     FileWatch,
     /// Reach TCP ports inside.
     Ports,
+    /// Carry requests of those inside, and the answers to them.
+    Requests,
     /// Push the end of an instance instead of being asked.
     EndPushed,
     /// Limit the use of processors, and weigh it.

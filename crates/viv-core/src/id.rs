@@ -159,6 +159,10 @@ id!(
     /// A schedule of a sandbox.
     ScheduleId, "sch_"
 );
+id!(
+    /// One thing that somebody inside a sandbox asked for.
+    RequestId, "req_"
+);
 
 /// Says whose a sandbox is: one installation of Vivarium, one test.
 ///

@@ -20,6 +20,7 @@ pub mod spec;
 
 pub use cause::EndCause;
 pub use id::{
-    ExecutionId, FencingToken, Generation, IdError, OperationId, OwnerMark, SandboxId, ScheduleId, SnapshotId,
+    ExecutionId, FencingToken, Generation, IdError, OperationId, OwnerMark, RequestId, SandboxId, ScheduleId,
+    SnapshotId,
 };
 pub use identity::Identity;

@@ -10,6 +10,7 @@ use viv_store::Quota;
 
 use crate::gate::Gates;
 use crate::hook::Webhooks;
+use crate::inside::Inside;
 
 /// Called with the name of a point that was reached: crash tests end the process there.
 #[derive(Clone)]
@@ -42,6 +43,8 @@ pub struct EngineConfig {
     pub failpoint: Option<Failpoint>,
     /// Who makes requests of hooks; without, those fail.
     pub webhooks: Option<Webhooks>,
+    /// Who answers those inside sandboxes; without, nobody listens to them.
+    pub inside: Option<Inside>,
 }
 
 impl EngineConfig {
@@ -57,6 +60,7 @@ impl EngineConfig {
             gates: Gates::default(),
             failpoint: None,
             webhooks: None,
+            inside: None,
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::config::EngineConfig;
 use crate::driver::Drivers;
 use crate::error::{EngineError, denied};
 use crate::gate::Gate;
+use crate::inside::Ears;
 use crate::journal;
 use crate::knowledge::Knowledge;
 use crate::listen::Listeners;
@@ -68,6 +69,7 @@ pub(crate) struct Inner {
     pub(crate) drivers: Drivers,
     pub(crate) watches: Watches,
     pub(crate) listeners: Listeners,
+    pub(crate) ears: Ears,
     pub(crate) health: Health,
     pub(crate) reconcilers: Reconcilers,
     /// Held while somebody sets alarms and watches of one, so that the latest is the last.
@@ -125,14 +127,16 @@ impl Engine {
     ///
     /// The caller owns the store under this epoch. Must be called in a tokio runtime.
     pub async fn start(
-        config: EngineConfig,
+        mut config: EngineConfig,
         store: Arc<dyn Store>,
         provider: Arc<dyn Provider>,
         epoch: Epoch,
         clock: Clock,
         draw: impl Fn() -> [u8; 16] + Send + Sync + 'static,
     ) -> Result<Self, EngineError> {
-        let freezes = provider.capabilities().can(Capability::Freeze);
+        let capabilities = provider.capabilities();
+        let freezes = capabilities.can(Capability::Freeze);
+        config.inside = config.inside.filter(|_| capabilities.can(Capability::Requests));
         let engine = Self {
             inner: Arc::new(Inner {
                 config,
@@ -147,6 +151,7 @@ impl Engine {
                 drivers: Drivers::default(),
                 watches: Watches::default(),
                 listeners: Listeners::default(),
+                ears: Ears::default(),
                 health: Health::default(),
                 reconcilers: Reconcilers::default(),
                 attending: Mutex::default(),
@@ -173,6 +178,7 @@ impl Engine {
         self.inner.ending.send_replace(true);
         self.inner.watches.end();
         self.inner.listeners.end();
+        self.inner.ears.end();
         self.inner.drivers.end();
         self.inner.schedules.end();
         self.inner.savers.end();
@@ -383,6 +389,19 @@ impl Inner {
             self.listen(sandbox);
         } else {
             self.listeners.forget(&sandbox.id);
+        }
+        match &sandbox.phase {
+            // Services and hooks run in verification, and may ask for something.
+            Phase::Verifying { .. } | Phase::Ready => self.hear_inside(sandbox),
+            Phase::Frozen { .. }
+            | Phase::Lost
+            | Phase::Provisioning { .. }
+            | Phase::Hibernating { .. }
+            | Phase::Hibernated { .. }
+            | Phase::Resuming { .. }
+            | Phase::Failed { .. }
+            | Phase::Stopping { .. }
+            | Phase::Stopped => self.ears.forget(&sandbox.id),
         }
         match &sandbox.phase {
             Phase::Verifying { .. } | Phase::Ready | Phase::Frozen { .. } => self.watch(sandbox),

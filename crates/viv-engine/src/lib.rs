@@ -11,6 +11,7 @@
 //!   watch       one wait per living instance, for its end to be pushed
 //!   idle        the next rung of the ladder, when nobody used it for its window (L5)
 //!   listen      one wait per service of a ready sandbox, for its end to be told
+//!   inside      one wait per sandbox that runs, for what those inside ask for
 //!   health      probes what was read and is stale; reads themselves change nothing (T9)
 //!   snapshots   one task per snapshot that is being made or removed; its row says what is outstanding
 //!   reconcilers provider-sync · expiry · stuck · snapshots · retention, on a signal and on a period
@@ -42,6 +43,7 @@ mod gate;
 mod handle;
 mod hook;
 mod idle;
+mod inside;
 mod journal;
 mod knowledge;
 mod listen;
@@ -65,6 +67,7 @@ pub use error::EngineError;
 pub use gate::{Gate, GateSetting, Gates};
 pub use handle::Handle;
 pub use hook::{Delivered, Delivery, Webhooks};
+pub use inside::{AnswerInside, FromInside, Inside};
 pub use read::{Resources, Stats, View, Which};
 pub use reconcile::{ReconcilerName, ReconcilerStatus};
 pub use schedule::{NewSchedule, ScheduleChange};

@@ -29,7 +29,9 @@ pub use instance::{
     Mutation, Observation, ObservedVia, Page, PageRequest, SaveCost, SaveRequest, Snapshot, SnapshotSeen, Usage,
     Whereabouts,
 };
-pub use provider::{ByteReader, Dialled, FileWrite, OutputStream, Provider, WatchStream, probe};
+pub use provider::{
+    ByteReader, Dialled, FileWrite, InsideRequest, OutputStream, Provider, RequestStream, WatchStream, probe,
+};
 pub use viv_core::capability::{self, Capabilities, Capability};
 pub use viv_core::limits::{self, OomKill, ResourceLimits, UNLIMITED};
 pub use viv_core::spec::{Egress, Image, Network};

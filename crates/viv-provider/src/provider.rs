@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
 use viv_core::exec::{ExecSpec, ExecStatus, OutputEvent, TtySize};
 use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked, WatchEvent};
-use viv_core::{ExecutionId, Identity, OwnerMark, SandboxId, SnapshotId};
+use viv_core::{ExecutionId, Identity, OwnerMark, RequestId, SandboxId, SnapshotId};
 
 use crate::capability::Capabilities;
 use crate::error::ProviderError;
@@ -37,6 +37,25 @@ pub trait WatchStream: Send {
     async fn next(&mut self) -> Result<Option<WatchEvent>>;
 }
 
+/// What somebody inside asks of whoever keeps the sandbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InsideRequest {
+    /// No other request of this sandbox has it, and it sorts by time.
+    pub id: RequestId,
+    /// Whether it was told before, to somebody who did not answer it and may have done it.
+    pub again: bool,
+    /// What it is. A workload wrote it: it is nothing to be trusted.
+    pub body: String,
+}
+
+/// What those inside ask for, one at a time: the next one comes when this one is answered, or nobody waits for it any
+/// more. Dropping it leaves what was not answered to the next listener.
+#[async_trait]
+pub trait RequestStream: Send {
+    /// The next request; `None` when the instance ended, or somebody else listens.
+    async fn next(&mut self) -> Result<Option<InsideRequest>>;
+}
+
 /// How long the command of an exec probe may take (T2).
 const PROBE_WITHIN_MS: u64 = 2_000;
 
@@ -49,6 +68,12 @@ pub fn probe(argv: Vec<String>) -> ExecSpec {
 fn no_transfer() -> ProviderError {
     let why = "this provider does not offer it".to_owned();
     ProviderError::Unsupported { capability: crate::Capability::Transfer, why }
+}
+
+/// What those answer who do not declare [`crate::Capability::Requests`].
+fn no_requests() -> ProviderError {
+    let why = "this provider does not offer it".to_owned();
+    ProviderError::Unsupported { capability: crate::Capability::Requests, why }
 }
 
 /// How to write a file.
@@ -268,6 +293,13 @@ pub trait Provider: Send + Sync {
         probe(vec!["echo".to_owned(), nonce.to_owned()])
     }
 
+    /// A command that exists in every image of this provider, asks for `body`
+    /// ([`Provider::requests`]), and writes exactly the answer and a newline.
+    fn ask_spec(&self, body: &str) -> ExecSpec {
+        let argv = ["viv-ask", body].map(str::to_owned).to_vec();
+        ExecSpec { argv, ..ExecSpec::default() }
+    }
+
     /// Reads the instance's identity file from inside, along the path of every
     /// other read of a file (T2): an unmounted root or an agent that hangs
     /// shows here. `Failed` when what is there is no identity, or the root is
@@ -409,4 +441,24 @@ pub trait Provider: Send + Sync {
 
     /// Connects to a TCP port inside; `NotFound` when nobody listens.
     async fn dial(&self, instance: &InstanceRef, port: u16) -> Result<Box<dyn Dialled>>;
+
+    /// Hears what those inside ask for, what was not answered first. There is
+    /// one listener: whoever listened before hears no more.
+    async fn requests(&self, instance: &InstanceRef) -> Result<Box<dyn RequestStream>> {
+        let _ = instance;
+        Err(no_requests())
+    }
+
+    /// Answers one of them. `NotFound` when nobody waits for it: it was never
+    /// asked, was answered, or whoever asked has gone.
+    async fn answer_request(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        request: &RequestId,
+        answer: &str,
+    ) -> Result<()> {
+        let _ = (mutation, sandbox, request, answer);
+        Err(no_requests())
+    }
 }

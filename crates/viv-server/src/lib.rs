@@ -7,6 +7,7 @@
 //!             └─ auth       key, scope, rate, room for its share, no place of the host in what others are told
 //!                 └─ route::*   one file per group of routes ──► Engine
 //!   show        records as they are shown, in one place
+//!   inside      what those inside a sandbox ask for: the same words, errors and bounds, without HTTP
 //!   webhook     signed requests of hooks to somebody outside, for the engine, which knows no HTTP
 //!   stream      what goes on: output, events, changes of files; pulled by the reader, so nothing piles up here
 //! ```
@@ -26,6 +27,7 @@ mod config;
 mod executions;
 mod extract;
 mod guard;
+mod inside;
 mod log;
 mod openapi;
 mod private;
@@ -43,6 +45,7 @@ mod webhook;
 pub use auth::{KeyError, NewKey};
 pub use config::{Bounds, Build, Rate, ServerConfig};
 pub use guard::Peer;
+pub use inside::inside;
 pub use log::LogRing;
 pub use openapi::document;
 pub use serve::{serve, serve_within};

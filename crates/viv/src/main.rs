@@ -8,6 +8,7 @@ mod client;
 mod doctor;
 mod fail;
 mod image;
+mod inside;
 mod local;
 mod page;
 mod place;
@@ -92,6 +93,7 @@ enum Verb {
 }
 
 fn main() -> ExitCode {
+    inside::hand_over();
     let Cli { global, verb } = Cli::parse();
     let outcome = match verb {
         Verb::Client(verb) => return client::run(*verb, &global),

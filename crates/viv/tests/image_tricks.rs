@@ -260,6 +260,8 @@ places!(
     s4_our_shared_folder_may_be_anything = ".vivarium/run",
     s4_the_agents_place_may_be_anything = ".vivarium/agent",
     s4_the_identitys_place_may_be_anything = ".vivarium/identity.json",
+    s4_our_commands_folder_may_be_anything = ".vivarium/bin",
+    s4_our_commands_place_may_be_anything = ".vivarium/bin/viv",
     s4_the_machine_ids_place_may_be_anything = "etc/machine-id",
 );
 

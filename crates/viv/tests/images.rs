@@ -333,7 +333,7 @@ fn l13_layers_of_oci_images_are_merged_and_shared(ground: Ground) {
     assert_eq!(ground.layers().len(), 3, "whoever wrote the archive, the layers are the same");
 
     let look = "ls /a /b; cat /a/keep /c /b/new; ls -d /d /e/never 2>/dev/null; echo \"$GREETING\" \"$PATH\"";
-    let merged = "/a:\nkeep\n\n/b:\nnew\nkept\nnew\nnew\nhello = you /bin:/opt/bin";
+    let merged = "/a:\nkeep\n\n/b:\nnew\nkept\nnew\nnew\nhello = you /bin:/opt/bin:/.vivarium/bin";
     assert_eq!(ground.sh_in("example/first:1", look), merged);
     assert_eq!(ground.sh_in("packed", look), merged);
     let of_docker = ground.sh_in("docker.io/example/docker:1", look);

@@ -1,7 +1,7 @@
 //! The agent as a whole: what all of its threads share.
 //!
 //! ```text
-//!   main thread ── poll: listener, ended children, control connection, wake-ups, deadlines
+//!   main thread ── poll: listener, ended children, control connection, who asks from inside, wake-ups, deadlines
 //!     ├─ a thread per connection ── requests                   (agent::serve)
 //!     ├─ the pump, while anything runs ── output to disk       (exec::pump)
 //!     └─ the reserve ── works when no thread can be started    (agent::reserve)
@@ -13,6 +13,7 @@
 pub(crate) mod connections;
 pub(crate) mod control;
 pub(crate) mod fence;
+pub(crate) mod inside;
 pub(crate) mod reserve;
 pub(crate) mod serve;
 pub(crate) mod supervise;
@@ -58,6 +59,8 @@ pub(crate) const FEATURES: &[&str] = &[
     "archive_get",
     "archive_put",
     "dial",
+    "requests",
+    "request_answer",
     viv_agent::proto::TRANSIENT_FEATURE,
 ];
 
@@ -98,6 +101,7 @@ pub(crate) struct Agent {
     pub(crate) connections: connections::Connections,
     pub(crate) control: control::Control,
     pub(crate) reserve: reserve::Reserve,
+    pub(crate) inside: inside::Inside,
     pub(crate) executions: Executions,
     pub(crate) pump: Pump,
     /// Wakes the main thread.

@@ -73,6 +73,8 @@ fn is_short(request: &Request) -> bool {
             | Request::ExecSignal { .. }
             | Request::ExecCancel { .. }
             | Request::FileStat { .. }
+            | Request::Requests
+            | Request::RequestAnswer { .. }
     )
 }
 
@@ -150,6 +152,13 @@ fn answer(agent: &'static Agent, conn: &Conn, request: Request, descriptors: Vec
         Request::ArchiveGet { path } => return files::pack::get(agent, conn, &path),
         Request::ArchivePut { fence, path, bounds } => return files::unpack::put(agent, conn, &fence, &path, bounds),
         Request::Dial { port } => return ports::dial(conn, port),
+        Request::Requests => {
+            agent.inside.hear(agent, conn)?;
+            return Ok(Next::Close);
+        }
+        Request::RequestAnswer { fence, id, body } => {
+            agent.fencing.once(&fence, || agent.inside.answer(agent, &id, body))
+        }
     };
     conn.reply(result)?;
     Ok(Next::Request)
@@ -172,6 +181,7 @@ fn quiesce(agent: &Agent, conn: &Conn, fence: &Fence, window_ms: u64) -> Result<
     let Some(connections_closed) = agent.connections.end_others(conn.stream(), QUIESCE_PATIENCE) else {
         return Err(error(ErrorCode::Failed, "connections did not end in time"));
     };
+    agent.inside.hush();
     agent.control.go_away(window_ms);
     Ok(Answer::Quiesced { connections_closed })
 }

@@ -1,6 +1,6 @@
 //! The main thread: accepts, reaps, listens to the supervisor, watches deadlines.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,6 +41,7 @@ pub(crate) fn supervise(agent: &'static Agent, listener: &UnixListener, children
         let away_left = MainEnd::check_away(agent);
         let sweep_left = agent.executions.sweep_cgroups(agent);
         let forget_left = agent.executions.forget_transient(agent);
+        let inside_left = agent.inside.attend();
         let pause_ms = PAUSE_MS.swap(0, Ordering::AcqRel);
         if pause_ms > 0 {
             pause = Some(Deadline::after(pause_ms));
@@ -53,7 +54,8 @@ pub(crate) fn supervise(agent: &'static Agent, listener: &UnixListener, children
             };
         }
         let pause_left = pause.as_mut().map(Deadline::left);
-        let nearest = [execution_left, away_left, sweep_left, forget_left, pause_left].into_iter().flatten().min();
+        let deadlines = [execution_left, away_left, sweep_left, forget_left, inside_left, pause_left];
+        let nearest = deadlines.into_iter().flatten().min();
         wait(agent, (pause.is_none()).then_some(listener), children, &control, nearest);
     }
 }
@@ -68,6 +70,9 @@ fn wait(
     let mut fds = vec![PollFd::new(&agent.wake.0, PollFlags::IN), PollFd::new(children, PollFlags::IN)];
     fds.extend(listener.map(|listener| PollFd::new(listener, PollFlags::IN)));
     fds.extend(control.link().map(|link| PollFd::new(link, PollFlags::IN)));
+    let (socket, asking) = agent.inside.awaited();
+    fds.extend(socket.map(|socket| PollFd::new(socket, PollFlags::IN)));
+    fds.extend(asking.iter().map(|(stream, flags)| PollFd::from_borrowed_fd(stream.as_fd(), *flags)));
     // A millisecond more than left, so that the deadline has passed when poll says so.
     let nearest = nearest.map(|left| timeout(left + Duration::from_millis(1)));
     match poll(&mut fds, nearest.as_ref()) {

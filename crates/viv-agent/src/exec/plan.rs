@@ -6,7 +6,7 @@ use std::io::Read;
 use std::os::fd::RawFd;
 
 use rustix::process::{Gid, Rlimit, Uid};
-use viv_agent::proto::{AgentError, AgentLimits, LIMITS};
+use viv_agent::proto::{AgentError, AgentLimits, BIN, HOME, LIMITS};
 use viv_core::exec::ExecSpec;
 
 use crate::agent::Agent;
@@ -184,7 +184,12 @@ fn environment(config: &BTreeMap<String, String>, spec: &ExecSpec, account: &Acc
     if spec.tty.is_some() {
         env.insert("TERM".to_owned(), "xterm-256color".to_owned());
     }
-    for (key, value) in config.iter().chain(&spec.env) {
+    for (key, value) in config {
+        env.insert(key.clone(), value.clone());
+    }
+    // Last, so that it covers nothing that the image has.
+    env.entry("PATH".to_owned()).and_modify(|path| *path = format!("{path}:{HOME}/{BIN}"));
+    for (key, value) in &spec.env {
         env.insert(key.clone(), value.clone());
     }
     env
@@ -238,7 +243,12 @@ mod tests {
         let spec = ExecSpec { env: BTreeMap::from([pair("B", "spec")]), ..ExecSpec::default() };
         let env = environment(&config, &spec, &account);
         assert_eq!((env["A"].as_str(), env["B"].as_str(), env["HOME"].as_str()), ("config", "spec", "/elsewhere"));
-        assert_eq!((env["USER"].as_str(), env["PATH"].as_str()), ("5", PATH));
+        assert_eq!(env["USER"], "5");
+        assert_eq!(env["PATH"], format!("{PATH}:/.vivarium/bin"));
         assert!(!env.contains_key("TERM"));
+        let config = BTreeMap::from([pair("PATH", "/image")]);
+        assert_eq!(environment(&config, &spec, &account)["PATH"], "/image:/.vivarium/bin");
+        let spec = ExecSpec { env: BTreeMap::from([pair("PATH", "/mine")]), ..ExecSpec::default() };
+        assert_eq!(environment(&config, &spec, &account)["PATH"], "/mine");
     }
 }

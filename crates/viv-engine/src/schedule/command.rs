@@ -7,11 +7,16 @@ use viv_core::schedule::{MissedRuns, SCHEDULES_MAX, Schedule};
 use viv_core::spec::Project;
 use viv_core::{SandboxId, ScheduleId};
 use viv_cron::{Expression, Zone};
-use viv_store::{ScheduleListing, ScheduleQuery, StoreError};
+use viv_store::{JournalFilter, JournalLine, ScheduleListing, ScheduleQuery, StoreError};
 
 use super::{line, whens};
 use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
+use crate::inside::FromInside;
+
+/// Lines of a sandbox's journal among which its last removal of a schedule is looked for: more than come between a
+/// request and its repetition.
+const REMOVED_AMONG: usize = 64;
 
 /// What a schedule is made of.
 #[derive(Debug, Clone)]
@@ -84,6 +89,37 @@ impl Engine {
         new: NewSchedule,
         by: Actor,
     ) -> Result<Schedule, EngineError> {
+        let id = self.inner.new_schedule_id(self.inner.clock.now_ms());
+        self.create_schedule_as(id, sandbox, new, by).await
+    }
+
+    /// The same for somebody inside, who asks again when nobody answered: one request makes one schedule.
+    pub async fn create_schedule_inside(&self, asked: &FromInside, new: NewSchedule) -> Result<Schedule, EngineError> {
+        let (id, sandbox) = (asked.schedule_id(), &asked.sandbox.id);
+        if let Some(made) = self.schedule_of(sandbox, &id).await? {
+            return Ok(made);
+        }
+        self.check_inside(asked)?;
+        match self.create_schedule_as(id.clone(), sandbox, new, asked.actor()).await {
+            // Who was told of it before may have been slow, and not dead.
+            Err(error @ EngineError::Gone { .. }) => self.schedule_of(sandbox, &id).await?.ok_or(error),
+            done => done,
+        }
+    }
+
+    /// A schedule of this sandbox; another one's is none.
+    async fn schedule_of(&self, sandbox: &SandboxId, id: &ScheduleId) -> Result<Option<Schedule>, EngineError> {
+        let found = self.inner.store.schedule(id).await?;
+        Ok(found.filter(|found| found.sandbox == *sandbox))
+    }
+
+    async fn create_schedule_as(
+        &self,
+        id: ScheduleId,
+        sandbox: &SandboxId,
+        new: NewSchedule,
+        by: Actor,
+    ) -> Result<Schedule, EngineError> {
         let inner = &self.inner;
         let now_ms = inner.clock.now_ms();
         let NewSchedule { cron, zone, command, missed, enabled } = new;
@@ -91,7 +127,7 @@ impl Engine {
         check_command(&command)?;
         let record = inner.load(sandbox).await?;
         let mut schedule = Schedule {
-            id: inner.new_schedule_id(now_ms),
+            id,
             project: record.project.clone(),
             sandbox: record.id.clone(),
             version: 1,
@@ -175,9 +211,42 @@ impl Engine {
 
     /// Takes a schedule away. A run that is under way goes on to its end.
     pub async fn remove_schedule(&self, id: &ScheduleId, by: Actor) -> Result<Schedule, EngineError> {
+        self.remove_schedule_with(id, by, json!({})).await
+    }
+
+    /// The same for somebody inside, who asks again when nobody answered. Those of other sandboxes are none.
+    pub async fn remove_schedule_inside(&self, asked: &FromInside, id: &ScheduleId) -> Result<(), EngineError> {
+        let missing = || EngineError::NoSchedule { which: id.clone() };
+        let data = json!({ "request": asked.request });
+        match self.schedule_of(&asked.sandbox.id, id).await? {
+            Some(_) => {
+                self.check_inside(asked)?;
+                self.remove_schedule_with(id, asked.actor(), data).await.map(drop)
+            }
+            None if self.was_removed_by(asked, id).await? => Ok(()),
+            None => Err(missing()),
+        }
+    }
+
+    /// Whether it was this very request, told once before, that took a schedule away. The journal knows.
+    async fn was_removed_by(&self, asked: &FromInside, id: &ScheduleId) -> Result<bool, EngineError> {
+        let filter = JournalFilter { project: None, sandbox: Some(asked.sandbox.id.clone()) };
+        let lines = self.inner.store.journal_tail(None, &filter, REMOVED_AMONG).await?;
+        let (id, request) = (json!(id), json!(asked.request));
+        Ok(lines.iter().any(|JournalLine { line, .. }| {
+            line.kind == "schedule.removed" && line.data["schedule"] == id && line.data["request"] == request
+        }))
+    }
+
+    async fn remove_schedule_with(
+        &self,
+        id: &ScheduleId,
+        by: Actor,
+        data: serde_json::Value,
+    ) -> Result<Schedule, EngineError> {
         let inner = &self.inner;
         let schedule = self.schedule(None, id).await?;
-        let line = line(&schedule, "schedule.removed", by, inner.clock.now_ms(), json!({}));
+        let line = line(&schedule, "schedule.removed", by, inner.clock.now_ms(), data);
         if !inner.store.remove_schedule(inner.epoch, id, line).await? {
             return Err(EngineError::NoSchedule { which: id.clone() });
         }

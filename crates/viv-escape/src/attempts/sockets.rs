@@ -1,9 +1,9 @@
 //! Sockets of kinds that reach into the kernel, and addresses that are not the sandbox's own.
 
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
 use std::time::Duration;
 
 use libc::{EACCES, ECONNREFUSED, EHOSTUNREACH, ENETUNREACH, EPERM, c_int};
@@ -41,6 +41,23 @@ fn connect_to(setting: &Setting, name: &str) -> Outcome {
         Ok(address) => connect(address),
         Err(outcome) => outcome,
     }
+}
+
+/// Where commands ask for something.
+fn inside() -> io::Result<UnixAddr> {
+    UnixAddr::from_abstract_name("vivarium-inside")
+}
+
+/// What is said there to a request that only the daemon may make.
+fn agents_answer() -> io::Result<String> {
+    let mut stream = UnixStream::connect_addr(&inside()?)?;
+    stream.set_read_timeout(Some(10 * PATIENCE))?;
+    let hello = br#"{"op":"hello"}"#;
+    stream.write_all(&[0, 0, 0, hello.len() as u8, 1])?;
+    stream.write_all(hello)?;
+    let mut said = Vec::new();
+    stream.read_to_end(&mut said)?;
+    Ok(String::from_utf8_lossy(&said).into_owned())
 }
 
 /// A message on the routing socket, which needs a capability whatever it says.
@@ -267,6 +284,22 @@ pub(crate) const ATTEMPTS: &[Attempt] = &[
                 socket.send_to(b"viv-escape", "255.255.255.255:9")
             });
             Outcome::of(sent, "it was sent")
+        },
+    },
+    Attempt {
+        name: "inside-socket-taken",
+        tries: "take the name of the socket on which the agent hears commands",
+        refusals: &[libc::EADDRINUSE],
+        act: |_| Outcome::of(inside().and_then(|address| UnixListener::bind_addr(&address)), "it has it"),
+    },
+    Attempt {
+        name: "inside-socket-agent",
+        tries: "speak the agent's own protocol on the socket for commands",
+        refusals: &[libc::ECONNRESET, libc::EPIPE],
+        act: |_| match agents_answer() {
+            Ok(said) if said.contains("identity") => Outcome::Opened(said),
+            Ok(said) => Outcome::Refused(said),
+            Err(error) => Outcome::of(Err::<(), _>(error), "it was answered"),
         },
     },
     Attempt {

@@ -98,6 +98,9 @@ pub(super) async fn an_old_generation_is_refused_for_every_read(lab: &Lab) {
         provider.whereabouts(&old).await.map(drop),
         provider.log_tail(&old, 1024).await.map(drop),
     ];
+    if lab.can(Capability::Requests) {
+        read.push(provider.requests(&old).await.map(drop));
+    }
     if lab.can(Capability::Usage) {
         read.push(provider.disk_usage(&old).await.map(drop));
     }

@@ -44,6 +44,7 @@ mod ports;
 mod probes;
 pub mod program;
 mod removal;
+mod requests;
 mod restores;
 mod saves;
 mod snapshots;
@@ -295,6 +296,15 @@ macro_rules! __conformance_cases {
             }
             ports {
                 a_closed_port_is_not_found,
+            }
+            requests {
+                what_is_asked_inside_is_heard_and_answered,
+                what_was_not_answered_is_heard_by_the_next,
+                one_is_heard_at_a_time,
+                the_last_to_listen_is_the_one_who_hears,
+                an_answer_to_nothing_is_not_found,
+                an_answer_repeated_is_given_once,
+                the_end_is_told,
             }
             network {
                 without_egress_there_is_only_loopback,

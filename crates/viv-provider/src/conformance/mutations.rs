@@ -2,7 +2,7 @@
 
 use viv_core::exec::TtySize;
 use viv_core::file::ArchiveBounds;
-use viv_core::{ExecutionId, SnapshotId};
+use viv_core::{ExecutionId, RequestId, SnapshotId};
 
 use super::program;
 use super::subject::{Subject, reader};
@@ -84,6 +84,9 @@ pub(super) async fn try_all(subject: &Subject<'_>, material: &Material, fresh: i
     note("resize", Kind::Change, Some(Capability::Tty), resized);
     let cancelled = provider.cancel(&fresh(), sandbox, execution).await;
     note("cancel", Kind::Change, None, cancelled.map(drop));
+
+    let answered = provider.answer_request(&fresh(), sandbox, &RequestId::from_bytes([0; 16]), "late").await;
+    note("answer_request", Kind::Change, Some(Capability::Requests), answered);
 
     let file = FileWrite { path: "/tmp/late".to_owned(), mode: None, user: None };
     let wrote = provider.file_write(&fresh(), sandbox, &file, reader(b"late")).await;

@@ -12,6 +12,12 @@ pub const TICK_MS: u64 = 50;
 /// The exit code of [`Program::Graceful`] when it is asked to end.
 pub const GRACEFUL_CODE: i32 = 7;
 
+/// How long [`Program::Ask`] waits for an answer.
+pub const ASK_MS: u64 = 10_000;
+
+/// The exit code of [`Program::Ask`] when nobody answered.
+pub const UNHEARD_CODE: i32 = 7;
+
 const READ_ENV: [&str; 2] = ["echo \"$", "\""];
 const EXIT: [&str; 2] = ["exit ", ""];
 const KILL_SELF: [&str; 2] = ["kill -", " $$"];
@@ -133,6 +139,12 @@ pub enum Program {
     TerminalSize,
     /// Writes the size of its terminal after every line of input.
     TerminalSizes,
+    /// Asks whoever keeps the sandbox, and writes the answer and a newline, or exits with [`UNHEARD_CODE`] when there is
+    /// none within [`ASK_MS`]. Real providers have a command of their own for it ([`crate::Provider::ask_spec`]).
+    Ask {
+        /// What for.
+        body: String,
+    },
 }
 
 impl Program {
@@ -162,6 +174,7 @@ impl Program {
             Self::HoldMemory { mib } => shell(&fill2(HOLD_MEMORY, &mib.to_string())),
             Self::TerminalSize => words(&["/usr/bin/stty", "size"]),
             Self::TerminalSizes => shell(TERMINAL_SIZES),
+            Self::Ask { body } => words(&["viv-ask", body]),
         }
     }
 
@@ -186,6 +199,7 @@ impl Program {
                 Some(Self::Link { target: (*target).to_owned(), path: (*path).to_owned() })
             }
             ["/usr/bin/stty", "size"] => Some(Self::TerminalSize),
+            ["viv-ask", body] => Some(Self::Ask { body: (*body).to_owned() }),
             ["/bin/sh", "-c", script] => Self::parse_script(script),
             _ => None,
         }
@@ -327,6 +341,7 @@ mod tests {
             Program::Graceful,
             Program::OpenFiles,
             Program::HoldMemory { mib: 3 },
+            Program::Ask { body: "{\"a b\": 1}".to_owned() },
             Program::TerminalSize,
             Program::TerminalSizes,
         ]

@@ -266,6 +266,16 @@ impl Execution {
         Ok(())
     }
 
+    /// What it asks for, while it waits for the answer.
+    pub(super) fn asks(&self) -> Option<&str> {
+        self.process.as_ref().and_then(Process::asks)
+    }
+
+    /// The answer to that.
+    pub(super) fn answered(&mut self, host: &mut Host<'_>, answer: &str) {
+        self.play(host, |_, around| Process::answered(around, answer));
+    }
+
     pub(super) fn resize(&mut self, size: TtySize) -> Result<(), ProviderError> {
         match self.tty.as_mut() {
             Some(current) => {

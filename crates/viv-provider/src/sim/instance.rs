@@ -8,10 +8,11 @@
 //! ```
 
 use std::collections::{BTreeMap, VecDeque};
+use std::task::Poll;
 
 use viv_core::exec::{ExecSpec, ExecStatus, TRANSIENT_KEPT_MS};
 use viv_core::file::{FileStat, Unpacked};
-use viv_core::{EndCause, ExecutionId, OperationId, OwnerMark, SnapshotId};
+use viv_core::{EndCause, ExecutionId, OperationId, OwnerMark, RequestId, SnapshotId};
 
 use super::execution::{Execution, Host};
 use super::lifecycle::Origin;
@@ -23,6 +24,7 @@ use crate::instance::{
     ObservedVia, Usage,
 };
 use crate::limits::ResourceLimits;
+use crate::provider::InsideRequest;
 
 /// Answers that are kept for repeated operations; a repetition comes within seconds, not within hundreds of changes.
 const ANSWERS_KEPT_MAX: usize = 256;
@@ -68,6 +70,10 @@ pub(super) struct Instance {
     executions: Vec<Execution>,
     answers: VecDeque<(OperationId, Kept)>,
     pids: u32,
+    /// Who hears what is asked inside: the latest.
+    listener: u64,
+    /// By which listener a request was heard last.
+    heard: BTreeMap<ExecutionId, u64>,
 }
 
 impl Instance {
@@ -94,6 +100,8 @@ impl Instance {
             executions,
             answers: VecDeque::new(),
             pids,
+            listener: 0,
+            heard: BTreeMap::new(),
         }
     }
 
@@ -384,4 +392,46 @@ impl Instance {
         }
         self.answers.push_back((operation, kept));
     }
+
+    /// Somebody listens to what is asked inside, and nobody else does any more.
+    pub(super) fn begin_listening(&mut self) -> u64 {
+        self.listener += 1;
+        self.listener
+    }
+
+    /// What a listener hears next; `None` when that is nothing ever again.
+    pub(super) fn next_request(&mut self, listener: u64) -> Poll<Option<InsideRequest>> {
+        if self.listener != listener || self.ended().is_some() {
+            return Poll::Ready(None);
+        }
+        let mut asking = self.executions.iter().filter_map(|one| Some((&one.id, one.asks()?)));
+        if asking.clone().any(|(id, _)| self.heard.get(id) == Some(&listener)) || self.need_running().is_err() {
+            return Poll::Pending;
+        }
+        let Some((id, body)) = asking.next() else { return Poll::Pending };
+        let again = self.heard.insert(id.clone(), listener).is_some();
+        Poll::Ready(Some(InsideRequest { id: request_of(id), again, body: body.to_owned() }))
+    }
+
+    pub(super) fn answer_request(
+        &mut self,
+        now_ms: u64,
+        request: &RequestId,
+        answer: &str,
+    ) -> Result<(), ProviderError> {
+        self.need_running()?;
+        let asked = |one: &Execution| one.asks().is_some() && request_of(&one.id) == *request;
+        let Some(index) = self.executions.iter().position(asked) else {
+            return Err(ProviderError::NotFound { what: format!("whoever asked for {request}") });
+        };
+        let (execution, mut host) = self.at(index, now_ms);
+        execution.answered(&mut host, answer);
+        Ok(())
+    }
+}
+
+/// A command asks once, so its id is that of what it asks for.
+fn request_of(execution: &ExecutionId) -> RequestId {
+    let body = execution.as_str().trim_start_matches(ExecutionId::PREFIX);
+    format!("{}{body}", RequestId::PREFIX).parse().expect("made of an id")
 }

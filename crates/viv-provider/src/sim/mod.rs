@@ -43,7 +43,7 @@ use state::State;
 use viv_core::{EndCause, SandboxId};
 
 /// Everything that can be simulated, which is everything but files of snapshots.
-const CAPABILITIES: [Capability; 24] = [
+const CAPABILITIES: [Capability; 25] = [
     Capability::Freeze,
     Capability::Extend,
     Capability::HardDeadline,
@@ -55,6 +55,7 @@ const CAPABILITIES: [Capability; 24] = [
     Capability::Tty,
     Capability::FileWatch,
     Capability::Ports,
+    Capability::Requests,
     Capability::EndPushed,
     Capability::LimitCpu,
     Capability::LimitCpuBurst,
@@ -123,11 +124,16 @@ impl SimProvider {
 
     /// Waits until there is something to see.
     async fn wait<T>(&self, mut look: impl FnMut(&State) -> Option<T>) -> T {
+        self.wait_changing(|state| look(state)).await
+    }
+
+    /// The same for who takes what he sees.
+    async fn wait_changing<T>(&self, mut look: impl FnMut(&mut State) -> Option<T>) -> T {
         loop {
             // Listening begins before the look, so a ring between look and wait is heard.
             let mut ring = pin!(self.clock.next_ring());
             ring.as_mut().enable();
-            if let Some(seen) = look(&self.settled()) {
+            if let Some(seen) = look(&mut self.settled()) {
                 return seen;
             }
             ring.await;

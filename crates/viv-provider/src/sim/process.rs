@@ -9,7 +9,7 @@ use viv_core::exec::{ExecState, Stream, TtySize};
 
 use super::output::Output;
 use super::tree::{Body, Node, Tree};
-use crate::conformance::program::{GRACEFUL_CODE, Program, TICK_MS};
+use crate::conformance::program::{ASK_MS, GRACEFUL_CODE, Program, TICK_MS, UNHEARD_CODE};
 
 /// The signal that asks.
 pub(super) const TERM: i32 = 15;
@@ -185,6 +185,7 @@ impl Process {
                 return Fate::Lives;
             }
             Program::TerminalSize => return around.say_size(),
+            Program::Ask { .. } => return self.sleep(around.now_ms, ASK_MS),
         }
         DONE
     }
@@ -214,9 +215,24 @@ impl Process {
                     let _ = append(around, path, &tick.to_string());
                 }
             }
+            Program::Ask { .. } => return Fate::Ends(ExecState::Exited { code: UNHEARD_CODE }),
             _ => return DONE,
         }
         self.sleep(around.now_ms, TICK_MS)
+    }
+
+    /// What it asks for, and has no answer to.
+    pub(super) fn asks(&self) -> Option<&str> {
+        match &self.program {
+            Program::Ask { body } => Some(body),
+            _ => None,
+        }
+    }
+
+    /// Its answer came.
+    pub(super) fn answered(around: &mut Surroundings<'_>, answer: &str) -> Fate {
+        around.say(&format!("{answer}\n"));
+        DONE
     }
 
     /// Whether it reads its input at once.

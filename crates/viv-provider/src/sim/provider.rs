@@ -6,13 +6,13 @@ use async_trait::async_trait;
 use tokio::io::AsyncReadExt;
 use viv_core::exec::{ExecSpec, ExecStatus, TtySize};
 use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked};
-use viv_core::{ExecutionId, Identity, OwnerMark, SandboxId, SnapshotId};
+use viv_core::{ExecutionId, Identity, OwnerMark, RequestId, SandboxId, SnapshotId};
 
 use super::SimProvider;
 use super::execution::Execution;
 use super::instance::Instance;
 use super::process::SIGNAL_MAX;
-use super::stream::{SimOutput, SimWatch};
+use super::stream::{SimOutput, SimRequests, SimWatch};
 use super::tree::conflict;
 use crate::capability::{Capabilities, Capability};
 use crate::error::ProviderError;
@@ -21,7 +21,7 @@ use crate::instance::{
     PageRequest, SaveRequest, Snapshot, SnapshotSeen, Whereabouts,
 };
 use crate::limits::ResourceLimits;
-use crate::provider::{ByteReader, Dialled, FileWrite, OutputStream, Provider, WatchStream};
+use crate::provider::{ByteReader, Dialled, FileWrite, OutputStream, Provider, RequestStream, WatchStream};
 
 /// Most that one upload may hold, because all of it is kept in memory.
 const UPLOAD_BYTES_MAX: u64 = 256 << 20;
@@ -381,6 +381,29 @@ impl Provider for SimProvider {
             state.read_running(instance)?;
             // No simulated program listens.
             Err(ProviderError::NotFound { what: format!("port {port}") })
+        })
+    }
+
+    async fn requests(&self, instance: &InstanceRef) -> Result<Box<dyn RequestStream>> {
+        let listener = self.change(|state| {
+            state.require(Capability::Requests)?;
+            state.read_running(instance)?;
+            let found = state.instances.get_mut(&instance.sandbox).ok_or(ProviderError::Absent)?;
+            Ok(found.begin_listening())
+        })?;
+        Ok(Box::new(SimRequests { provider: self.clone(), instance: instance.clone(), listener }))
+    }
+
+    async fn answer_request(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        request: &RequestId,
+        answer: &str,
+    ) -> Result<()> {
+        self.change(|state| {
+            state.require(Capability::Requests)?;
+            state.change_once(mutation, sandbox, |instance, now_ms| instance.answer_request(now_ms, request, answer))
         })
     }
 }

@@ -12,7 +12,7 @@ use super::state::State;
 use super::tree::Change;
 use crate::error::ProviderError;
 use crate::instance::InstanceRef;
-use crate::provider::{OutputStream, WatchStream};
+use crate::provider::{InsideRequest, OutputStream, RequestStream, WatchStream};
 
 type Result<T> = std::result::Result<T, ProviderError>;
 
@@ -115,5 +115,38 @@ impl WatchStream for SimWatch {
             Poll::Pending => None,
         });
         Ok(event.await)
+    }
+}
+
+/// A listener to what those inside ask for.
+pub(super) struct SimRequests {
+    pub(super) provider: SimProvider,
+    pub(super) instance: InstanceRef,
+    /// Which of the instance's listeners.
+    pub(super) listener: u64,
+}
+
+impl SimRequests {
+    /// The next request, `None` when there will be none, or pending when it is still to come.
+    fn look(&self, state: &mut State) -> Poll<Option<InsideRequest>> {
+        if state.read(&self.instance).is_err() {
+            return Poll::Ready(None);
+        }
+        match state.instances.get_mut(&self.instance.sandbox) {
+            Some(instance) => instance.next_request(self.listener),
+            None => Poll::Ready(None),
+        }
+    }
+}
+
+#[async_trait]
+impl RequestStream for SimRequests {
+    async fn next(&mut self) -> Result<Option<InsideRequest>> {
+        let provider = self.provider.clone();
+        let heard = provider.wait_changing(|state| match self.look(state) {
+            Poll::Ready(heard) => Some(heard),
+            Poll::Pending => None,
+        });
+        Ok(heard.await)
     }
 }

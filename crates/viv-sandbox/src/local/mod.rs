@@ -16,6 +16,7 @@ pub(crate) mod limits;
 mod look;
 mod output;
 mod probe;
+mod requests;
 mod save;
 mod shim_client;
 pub(crate) mod socket;
@@ -31,11 +32,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use viv_core::exec::{ExecSpec, ExecStatus, TtySize};
 use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked};
-use viv_core::{ExecutionId, Generation, Identity, OwnerMark, SandboxId, SnapshotId};
+use viv_core::{ExecutionId, Generation, Identity, OwnerMark, RequestId, SandboxId, SnapshotId};
 use viv_provider::{
     ByteReader, Capabilities, Capability, Deadline, DeadlineChange, Dialled, DiskUsage, Ended, FileWrite, InstanceRef,
     InstanceSpec, LogPart, Mutation, Observation, OutputStream, Page, PageRequest, Provider, ProviderError,
-    ResourceLimits, SaveRequest, Snapshot, SnapshotSeen, WatchStream, Whereabouts,
+    RequestStream, ResourceLimits, SaveRequest, Snapshot, SnapshotSeen, WatchStream, Whereabouts,
 };
 
 use chores::{Chore, Chores};
@@ -218,9 +219,10 @@ impl LocalProvider {
     fn unprobed_capabilities(&self) -> Capabilities {
         use Capability as C;
         let mut all = Capabilities::default();
-        for capability in [C::Extend, C::HardDeadline, C::Tty, C::FileWatch, C::Ports, C::EndPushed, C::Usage] {
+        for capability in [C::Extend, C::HardDeadline, C::Tty, C::FileWatch, C::Ports, C::Requests] {
             all = all.with(capability);
         }
+        all = all.with(C::EndPushed).with(C::Usage);
         let store = &self.shared.store;
         all = all
             .with(C::SaveStopped)
@@ -486,6 +488,10 @@ impl Provider for LocalProvider {
         probe::spec(nonce)
     }
 
+    fn ask_spec(&self, body: &str) -> ExecSpec {
+        requests::spec(body)
+    }
+
     async fn identity(&self, instance: &InstanceRef) -> Result<Identity> {
         self.read_identity(instance).await
     }
@@ -616,5 +622,19 @@ impl Provider for LocalProvider {
 
     async fn dial(&self, instance: &InstanceRef, port: u16) -> Result<Box<dyn Dialled>> {
         self.dial_port(instance, port).await
+    }
+
+    async fn requests(&self, instance: &InstanceRef) -> Result<Box<dyn RequestStream>> {
+        self.hear_requests(instance).await
+    }
+
+    async fn answer_request(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        request: &RequestId,
+        answer: &str,
+    ) -> Result<()> {
+        self.give_answer(mutation, sandbox, request, answer).await
     }
 }

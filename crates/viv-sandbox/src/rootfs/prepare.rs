@@ -7,10 +7,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Component, Path};
 
 use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid, fchown, mkdirat, openat2, statat, unlinkat,
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid, fchown, mkdirat, openat2, readlinkat, statat,
+    symlinkat, unlinkat,
 };
 use rustix::io::Errno;
-use viv_agent::proto::{HOME, IDENTITY, Identity};
+use viv_agent::proto::{BIN, HOME, IDENTITY, Identity, VIV_VERB};
 
 use super::{IdRange, RootError, Step};
 use crate::sys::creds::ActingAs;
@@ -92,7 +93,23 @@ fn make_home(root: &OwnedFd, ids: IdRange) -> io::Result<OwnedFd> {
     give(&home, ids)?;
     make_real_folder(&home, MOUNTED_FOLDER)?;
     make_real_file(&home, MOUNTED_FILE)?;
+    make_command(&home)?;
     Ok(home)
+}
+
+/// The agent under the name by which commands call it: a link in a folder of its own, which is last in their `PATH`.
+fn make_command(home: &OwnedFd) -> io::Result<()> {
+    let folder = make_real_folder(home, BIN)?;
+    let target = format!("../{MOUNTED_FILE}");
+    // One that is restored has it, and may have no room to make it again.
+    if readlinkat(&folder, VIV_VERB, Vec::new()).is_ok_and(|found| found.as_bytes() == target.as_bytes()) {
+        return Ok(());
+    }
+    match unlinkat(&folder, VIV_VERB, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => {}
+        Err(error) => return Err(error.into()),
+    }
+    Ok(symlinkat(&target, &folder, VIV_VERB)?)
 }
 
 /// A folder that is there and not through a link.

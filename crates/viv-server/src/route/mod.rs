@@ -11,7 +11,7 @@ mod looks;
 mod output;
 mod rest;
 mod sandboxes;
-mod schedules;
+pub(crate) mod schedules;
 mod snapshots;
 
 use crate::api::{Api, Table};

@@ -73,8 +73,20 @@ fn missed(missed: MissedRuns) -> core::MissedRuns {
     }
 }
 
+/// A schedule as it is asked for, here and from inside.
+pub(crate) fn wanted(body: &CreateSchedule) -> NewSchedule {
+    let limit_ms = body.limit_ms.map_or(LIMIT_MS_DEFAULT, ExecutionMs::get);
+    NewSchedule {
+        cron: body.cron.to_string(),
+        zone: body.zone.as_ref().map_or_else(|| ZONE_DEFAULT.to_owned(), ToString::to_string),
+        command: body.to_spec(limit_ms),
+        missed: missed(body.missed),
+        enabled: body.enabled.unwrap_or(true),
+    }
+}
+
 /// A schedule as it is shown.
-fn shown(schedule: &core::Schedule) -> Schedule {
+pub(crate) fn shown(schedule: &core::Schedule) -> Schedule {
     Schedule {
         id: schedule.id.clone(),
         project: schedule.project.to_string(),
@@ -129,14 +141,7 @@ async fn create(
     Json(body): Json<CreateSchedule>,
 ) -> Answer {
     let id = target.living(&state, query.generation).await?;
-    let limit_ms = body.limit_ms.map_or(LIMIT_MS_DEFAULT, ExecutionMs::get);
-    let new = NewSchedule {
-        cron: body.cron.to_string(),
-        zone: body.zone.as_ref().map_or_else(|| ZONE_DEFAULT.to_owned(), ToString::to_string),
-        command: body.to_spec(limit_ms),
-        missed: missed(body.missed),
-        enabled: body.enabled.unwrap_or(true),
-    };
+    let new = wanted(&body);
     let (engine, by) = (state.engine().clone(), target.caller.actor());
     let made = regardless(async move { engine.create_schedule(&id, new, by).await }).await?;
     Ok(show::json(StatusCode::CREATED, &shown(&made)))

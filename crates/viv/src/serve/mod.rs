@@ -151,6 +151,7 @@ async fn daemon(
         private_addresses: file.hooks.private_addresses,
         authorities_pem: authorities(),
     }));
+    config.inside = Some(viv_server::inside());
     let gates = config.gates.clone();
     let provider = Arc::new(open_provider(&args, file, data, ownership.from_undead)?);
     tidy_regularly(provider.clone(), file.reconcile.tidy())?;
