@@ -120,7 +120,7 @@ fn inside_a_full_disk() {
     runtime().block_on(async {
         let store = Arc::new(SqliteStore::open(&path).unwrap());
         let epoch = store.own(owner()).await.unwrap();
-        let (mut running, failed) = many(&store, epoch, 20).await;
+        let (mut running, failed) = many(&store, epoch, 5).await;
         assert_eq!(failed, 0);
         fill(&folder().join("other"), 0);
         // The log has room in it that was used before; it is used up by what succeeds.

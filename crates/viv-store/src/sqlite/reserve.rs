@@ -10,7 +10,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Enough for the records of many stops: the log takes some tens of kilobytes for each, and is written anew from its
+/// Enough for the records of several stops: the log takes some tens of kilobytes for each, and is written anew from its
 /// beginning once it was put back into the file.
 const BYTES: u64 = 1 << 20;
 

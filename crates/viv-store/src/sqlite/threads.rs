@@ -248,13 +248,17 @@ impl Writer {
                     self.reserve.keep();
                 }
                 Ended::GivenUp(group, _) => {
-                    // On a full disk the log can be written anew from its beginning once it was put back into the file.
-                    let _ = self.db.db.execute_batch("PRAGMA wal_checkpoint(PASSIVE)");
+                    self.checkpoint();
                     self.one_by_one(group);
                 }
                 Ended::NotBegun(group, what) => fail(group, &what),
             }
         }
+    }
+
+    /// On a full disk the log can be written anew from its beginning once it was put back into the file.
+    fn checkpoint(&self) {
+        let _ = self.db.db.execute_batch("PRAGMA wal_checkpoint(PASSIVE)");
     }
 
     fn answer(&self, group: Vec<Box<dyn Job>>) {
