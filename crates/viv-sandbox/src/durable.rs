@@ -50,12 +50,17 @@ pub(crate) fn make_reserve(path: &Path) -> io::Result<()> {
 /// [`replace_json`] that takes the space of a reserve when there is no other.
 pub(crate) fn replace_json_from_reserve(path: &Path, value: &impl Serialize, reserve: &Path) -> io::Result<()> {
     match replace_json(path, value) {
-        Err(error) if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => {
+        Err(error) if is_full(&error) => {
             fs::remove_file(reserve).map_err(|_| error)?;
             replace_json(path, value)
         }
         result => result,
     }
+}
+
+/// Whether it failed because there is no room.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// Whether a file is one that [`replace`] had not finished when its process was killed.

@@ -56,6 +56,15 @@ pub(crate) enum Raised {
     No,
 }
 
+/// What an instance is ended for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Admit {
+    /// A change of it, as by [`LockedFence::admit`].
+    Change,
+    /// As by [`LockedFence::admit_destroy`].
+    Destroy,
+}
+
 impl Fences {
     pub(crate) fn open(folder: PathBuf) -> io::Result<Self> {
         fs::create_dir_all(&folder)?;
@@ -125,6 +134,20 @@ impl LockedFence {
         self.raise(mutation)
     }
 
+    /// Admits ending the current instance, or the one that the mutation names, whatever comes after that. Where there is
+    /// no room to write it down, it is admitted all the same: ending takes none, and who waits for room runs on (L8).
+    pub(crate) fn admit_end(&mut self, mutation: &Mutation, admit: Admit) -> Result<(), ProviderError> {
+        let admitted = match admit {
+            Admit::Change => self.admit(mutation).map(drop),
+            Admit::Destroy => self.admit_destroy(mutation),
+        };
+        match admitted {
+            // Only what was checked is written down.
+            Err(ProviderError::Unavailable { source, .. }) if durable::is_full(&source) => Ok(()),
+            admitted => admitted,
+        }
+    }
+
     /// Admits a change of what outlives instances, raising the token.
     pub(crate) fn admit_any_generation(&mut self, mutation: &Mutation) -> Result<(), ProviderError> {
         if let Some(fence) = &self.fence {
@@ -186,6 +209,7 @@ mod tests {
     use viv_core::{EndCause, OperationId};
 
     use super::*;
+    use crate::test_disk::SmallDisk;
 
     fn destroyed() -> Ended {
         Ended { cause: EndCause::Destroyed, at_ms: 1 }
@@ -237,6 +261,29 @@ mod tests {
         fences.renew_locks().unwrap();
         let _mine = again().unwrap();
         assert_eq!(again().unwrap_err().kind(), io::ErrorKind::TimedOut, "the new one holds others");
+    }
+
+    #[test]
+    fn l8_an_end_is_admitted_on_a_full_disk_and_nothing_else_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let Some(small) = SmallDisk::mount(folder.path()) else { return };
+        let fences = Fences::open(folder.path().join("fences")).unwrap();
+        let sandbox = SandboxId::from_bytes([6; 16]);
+        let lock = || fences.lock(&sandbox).unwrap();
+        lock().begin(&mutation(2, 1)).unwrap();
+        fs::remove_file(folder.path().join("fences").join(RESERVE)).unwrap();
+        small.fill();
+        let refused = lock().admit(&mutation(2, 2));
+        assert!(matches!(&refused, Err(ProviderError::Unavailable { .. })), "{refused:?}");
+        lock().admit_end(&mutation(2, 2), Admit::Change).unwrap();
+        lock().admit_end(&mutation(2, 2), Admit::Destroy).unwrap();
+        // Who is late, or means another one, is refused with or without room.
+        for admit in [Admit::Change, Admit::Destroy] {
+            let late = lock().admit_end(&mutation(2, 0), admit);
+            assert!(matches!(late, Err(ProviderError::Fenced { .. })), "{late:?}");
+            let stale = lock().admit_end(&mutation(1, 2), admit);
+            assert!(matches!(stale, Err(ProviderError::StaleGeneration { .. })), "{stale:?}");
+        }
     }
 
     #[test]

@@ -20,6 +20,9 @@
 //! Architecture invariant: no state lives only in the provider. What it knows
 //! is in the data folder, in the shim, or in the kernel.
 
+#[macro_use]
+mod note;
+
 mod agent_image;
 mod bundle;
 pub mod cgroup;

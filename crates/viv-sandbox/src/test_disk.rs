@@ -1,7 +1,7 @@
 //! Filesystems for tests, mounted where nobody else sees them.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -55,6 +55,35 @@ impl TestDisk {
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+}
+
+/// A small disk in memory, mounted on a folder for as long as this lives.
+#[derive(Debug)]
+pub(crate) struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    /// `None`, told on standard error, for who may not mount.
+    pub(crate) fn mount(on: &Path) -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("passed over: only root can mount a small disk");
+            return None;
+        }
+        let options = Some(c"size=1m");
+        rustix::mount::mount("viv-small", on, "tmpfs", rustix::mount::MountFlags::empty(), options).unwrap();
+        Some(Self(on.to_owned()))
+    }
+
+    /// Takes all the room that is left.
+    pub(crate) fn fill(&self) {
+        let mut filler = File::create(self.0.join("filler")).unwrap();
+        while filler.write_all(&[7; 4096]).is_ok() {}
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
     }
 }
 

@@ -5,12 +5,15 @@ mod support;
 
 use std::fs::{self, File};
 use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
-use support::eventually;
+use rustix::process::Signal;
+use support::daemon::PATIENCE;
 use support::restart::{House, all, create, settled};
-use viv_api::client::ClientError;
+use support::{eventually, eventually_within, kill};
+use viv_api::client::{Client, ClientError, Location};
 use viv_api::error::ErrorCode;
 use viv_api::sandbox::{CreateSandbox, Phase, Status, StopSandbox};
 
@@ -115,6 +118,8 @@ fn j5_a_stop_that_cannot_be_recorded_is_not_acknowledged_and_succeeds_later() {
     let daemon = house.start();
     let client = daemon.client();
     let sandbox = create(&client);
+    // What is kept for a stop was used before.
+    fs::remove_file(disk.path().join("viv.db-reserve")).unwrap();
     disk.fill();
     // Room in the log is used up first: by writes that succeed.
     eventually("the disk is full", || client.create(&CreateSandbox::default(), None).is_err());
@@ -126,5 +131,33 @@ fn j5_a_stop_that_cannot_be_recorded_is_not_acknowledged_and_succeeds_later() {
         client.sandbox(&sandbox.id).stop(&StopSandbox::default()).unwrap();
         assert_eq!(settled(&client, &sandbox.id).phase, Phase::Stopped);
     }
+    house.assert_nothing_left();
+}
+
+#[test]
+fn j5_a_daemon_whose_log_is_on_a_full_disk_serves() {
+    let house = House::new();
+    let full = || File::options().write(true).open("/dev/full").unwrap();
+    let mut command = house.viv();
+    command.args(["serve", "--listen", "127.0.0.1:0", "--layers", "plain", "--cgroup-prefix", &house.cgroup_prefix]);
+    // Everything that it does is said, and cannot be.
+    command.args(["--log", "debug"]).stdin(full()).stdout(full()).stderr(full());
+    let mut child = command.spawn().unwrap();
+    let served = catch_unwind(AssertUnwindSafe(|| {
+        let daemon = || fs::read(house.data.join("daemon.json")).unwrap_or_default();
+        let url = || Some(serde_json::from_slice::<serde_json::Value>(&daemon()).ok()?["url"].as_str()?.to_owned());
+        eventually_within(PATIENCE, "it serves", || url().is_some());
+        let key = fs::read_to_string(house.data.join("key")).unwrap();
+        let location = Location::new(url().unwrap()).key(key.trim()).name("test");
+        let client = Client::locate(location).unwrap();
+        let sandbox = create(&client);
+        client.sandbox(&sandbox.id).delete(None).unwrap();
+        assert_eq!(settled(&client, &sandbox.id).phase, Phase::Stopped);
+    }));
+    // Whatever came of it, nobody is left who makes sandboxes.
+    kill(child.id(), Signal::TERM);
+    let ended = child.wait().unwrap();
+    served.unwrap_or_else(|why| resume_unwind(why));
+    assert!(ended.success(), "{ended}");
     house.assert_nothing_left();
 }

@@ -6,19 +6,20 @@ mod support;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path as HostPath, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use support::daemon::{Daemon, PATIENCE};
 use support::disk::Disk;
 use support::eventually_within;
 use viv_api::ErrorCode;
-use viv_api::bound::{IdleMs, LifetimeMs, Path, SandboxName, WaitMs};
+use viv_api::bound::{ExecutionMs, IdleMs, LifetimeMs, Path, SandboxName, WaitMs};
 use viv_api::client::ClientError;
 use viv_api::execution::{Execution, ExecutionState, StartExecution, TimeLimit};
 use viv_api::query::{ListEvents, ReadFile, WriteFile};
 use viv_api::sandbox::{
-    CreatePolicy, CreateSandbox, EnsureSandbox, ExtendSandbox, FailedSave, ProviderState, RestSandbox, Sandbox, Status,
-    StopSandbox,
+    CreatePolicy, CreateSandbox, EnsureSandbox, ExtendSandbox, FailedSave, Phase, ProviderState, RestSandbox, Sandbox,
+    Status, StopSandbox,
 };
 use viv_core::{Generation, SandboxId};
 
@@ -186,14 +187,59 @@ fn l13_a_frozen_one_ends_at_its_hard_deadline_and_no_extension_brings_it_back() 
     let daemon = Daemon::start();
     let policy = CreatePolicy { lifetime_ms: Some(LifetimeMs::new(4_000).unwrap()), ..CreatePolicy::default() };
     let sandbox = daemon.create_from(&CreateSandbox { policy, ..CreateSandbox::default() });
+    let expires_at_ms = sandbox.expires_at_ms.expect("a hard deadline");
     daemon.sandbox(&sandbox.id).freeze(&RestSandbox::default()).unwrap();
     let over = daemon.wait_for(&sandbox.id, "it has expired", |now| now.status == Status::Stopped);
     assert_eq!(over.cause.unwrap().code, "expired");
+    let told: Vec<_> = daemon.sandbox(&sandbox.id).timeline_all().map(Result::unwrap).collect();
+    let ended = told.iter().rfind(|entry| entry.from == Some(Phase::Frozen)).expect("it left what it was in");
+    let late_ms = ended.at_ms.saturating_sub(expires_at_ms);
+    assert!(ended.at_ms + 1_000 >= expires_at_ms && late_ms < 10_000, "{late_ms} ms late: {ended:#?}");
     let late = daemon.sandbox(&sandbox.id).extend(ExtendSandbox::AtLeastMs(LifetimeMs::new(60_000).unwrap()));
     assert!(matches!(code(late), Some(ErrorCode::Gone | ErrorCode::Expired)));
     assert_eq!(code(daemon.sandbox(&sandbox.id).ensure(&EnsureSandbox::default())), Some(ErrorCode::Gone));
     assert_eq!(daemon.sandbox(&sandbox.id).get().unwrap().status, Status::Stopped);
     daemon.assert_nothing_left();
+}
+
+/// What a command may take, and how long it stands still: longer than that.
+const LIMIT_MS: u64 = 15_000;
+const STANDS_STILL: Duration = Duration::from_secs(18);
+
+#[test]
+fn l13_a_time_limit_stands_still_with_its_command_and_goes_on_with_it() {
+    let daemon = Daemon::start();
+    let sandbox = daemon.create_from(&named("frozen", CreatePolicy::default()));
+    let mut request = StartExecution::of(["sh", "-c", COUNTER]).unwrap();
+    request.limit_ms = Some(TimeLimit::Ms(ExecutionMs::new(LIMIT_MS).unwrap()));
+    let started = daemon.sandbox(&sandbox.id).start(&request, None).unwrap();
+    let execution = || daemon.sandbox(&sandbox.id).execution(started.id.clone()).get().unwrap();
+    let began_ms = execution().started_at_ms.expect("it runs");
+    let rest = RestSandbox::default();
+    daemon.sandbox(&sandbox.id).freeze(&rest).unwrap();
+    // From here on, so much of its time at the most is used.
+    let used_ms = now_ms() - began_ms;
+    assert!(used_ms < LIMIT_MS, "the machine is too slow for this test: {used_ms} ms");
+    let frozen = Instant::now();
+    while frozen.elapsed() < STANDS_STILL {
+        assert_eq!(execution().state, ExecutionState::Suspended);
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let thawed_ms = now_ms();
+    daemon.sandbox(&sandbox.id).thaw(&rest).unwrap();
+    eventually_within(PATIENCE, "its time is up", || execution().state.is_final());
+    let ended = execution();
+    assert_eq!(ended.state, ExecutionState::TimedOut, "{ended:#?}");
+    let had_ms = ended.ended_at_ms.unwrap().saturating_sub(thawed_ms);
+    // Clocks inside and outside are asked one after the other.
+    assert!(had_ms + 1_000 >= LIMIT_MS - used_ms, "it had {had_ms} ms more, and {used_ms} ms before: {ended:#?}");
+    assert_eq!(daemon.sandbox(&sandbox.id).get().unwrap().generation, Generation::FIRST);
+    daemon.remove(&sandbox.id);
+    daemon.assert_nothing_left();
+}
+
+fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
 }
 
 #[test]

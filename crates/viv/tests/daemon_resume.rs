@@ -5,19 +5,19 @@
 
 mod support;
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use rustix::process::Signal;
 use support::daemon::{Daemon, PATIENCE, run};
 use support::disk::Disk;
 use support::eventually_within;
-use support::held::{Held, Hold, unmount_root};
+use support::held::{Held, Hold, listen_inside, unmount_root};
 use support::restart::House;
 use viv_api::bound::{Path as ApiPath, Port, Ports, WaitMs};
 use viv_api::client::{ClientError, SandboxHandle};
@@ -197,8 +197,9 @@ impl Stage {
         assert_eq!((said.as_bytes(), end.exit_code), (CONTENT, Some(0)));
         let sandbox = self.sandbox();
         let running = sandbox.executions_all().map(Result::unwrap);
-        let running: Vec<_> = running.filter(|execution| !execution.state.is_final()).collect();
-        assert!(running.is_empty(), "{running:#?}");
+        let running: BTreeSet<_> = running.filter(|one| !one.state.is_final()).map(|one| one.id).collect();
+        let services = sandbox.get().unwrap().services.into_iter().filter_map(|service| service.execution);
+        assert_eq!(running, services.collect(), "what it is made of, and nothing else");
     }
 
     fn clear_away(self) {
@@ -239,17 +240,6 @@ fn t2_incident_1_a_resume_whose_agent_is_silent_is_never_ready() {
     stage.clear_away();
 }
 
-/// A listener inside, by somebody outside: what a service would be.
-fn listen_inside(host: &HostView) -> TcpListener {
-    let namespace = File::open(format!("/proc/{}/ns/net", host.agent_pid.unwrap())).unwrap();
-    // A thread of its own, which is not seen again: only what it opened stays.
-    let listening = thread::spawn(move || {
-        move_into_link_name_space(std::os::fd::AsFd::as_fd(&namespace), Some(LinkNameSpaceType::Network)).unwrap();
-        TcpListener::bind(("127.0.0.1", PORT)).unwrap()
-    });
-    listening.join().unwrap()
-}
-
 #[test]
 fn t2_incident_1_a_resume_whose_port_does_not_come_back_is_never_ready() {
     let hold = Hold::at("probe.before");
@@ -259,14 +249,14 @@ fn t2_incident_1_a_resume_whose_port_does_not_come_back_is_never_ready() {
     let request = CreateSandbox { ports, wait_ms: Some(WaitMs::new(0).unwrap()), ..persistent() };
     let id = daemon.client().create(&request, None).unwrap().into_sandbox().id;
     eventually_within(PATIENCE, "it was made", || hold.is_reached(1));
-    let service = listen_inside(&daemon.host(&id));
+    let service = listen_inside(&daemon.host(&id), PORT);
     hold.open();
     daemon.wait_for(&id, "it is ready", |sandbox| sandbox.status == Status::Ready);
     let stage = Stage::hibernated(daemon, id);
     drop(service);
 
     // It is there, and is killed before it is asked.
-    let failed = stage.resume_broken(|host| drop(listen_inside(host)));
+    let failed = stage.resume_broken(|host| drop(listen_inside(host, PORT)));
     let complaint = failed.cause.unwrap().message;
     assert!(complaint.contains(&PORT.to_string()), "it is said which: {complaint}");
 
@@ -277,11 +267,81 @@ fn t2_incident_1_a_resume_whose_port_does_not_come_back_is_never_ready() {
     let no_wait = EnsureSandbox { wait_ms: Some(WaitMs::new(0).unwrap()) };
     stage.sandbox().ensure(&no_wait).unwrap();
     eventually_within(PATIENCE, "it was made", || hold.is_reached(1));
-    let _service = listen_inside(&stage.daemon.host(&stage.id));
+    let _service = listen_inside(&stage.daemon.host(&stage.id), PORT);
     hold.open();
     let resumed = stage.daemon.wait_for(&stage.id, "it is ready", |sandbox| sandbox.status == Status::Ready);
     assert!(resumed.generation > before);
     stage.assert_whole();
+    stage.clear_away();
+}
+
+/// A service that listens after a while. Its words are how its processes are found from outside.
+const SERVICE: &str = "echo started >> /workspace/starts; sleep 2; \
+    perl -MIO::Socket::INET -e '$s = IO::Socket::INET->new(Listen => 5, LocalAddr => \"127.0.0.1\", \
+    LocalPort => 8080, ReuseAddr => 1) or die; while (1) { $c = $s->accept; close $c if $c }'";
+
+impl Stage {
+    /// One with a service that is started again so often.
+    fn with_service(restart: &serde_json::Value) -> Self {
+        let service = serde_json::json!({
+            "name": "web", "argv": ["sh", "-c", SERVICE], "ready": {"port": PORT}, "ready_within_ms": 60_000,
+            "restart": restart,
+        });
+        let request = serde_json::json!({"policy": {"persistent": true}, "services": [service]});
+        let mut daemon = Daemon::in_house(House::new());
+        daemon.run(&[]);
+        let id = daemon.create_from(&serde_json::from_value(request).unwrap()).id;
+        Self::hibernated(daemon, id)
+    }
+
+    /// Kills all of the service that there is, from outside. Whether there was any.
+    fn kill_service(&self) -> bool {
+        let is_it = |pid: &u32| {
+            let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&words).contains("IO::Socket::INET") && self.daemon.processes().contains(pid)
+        };
+        let found: Vec<u32> = support::pids().filter(is_it).collect();
+        for &pid in &found {
+            support::kill(pid, Signal::KILL);
+        }
+        !found.is_empty()
+    }
+
+    /// Its service is named as what failed, with how it ended, and nothing is said to run.
+    fn assert_service_failed(&self, failed: &Sandbox) {
+        let cause = failed.cause.clone().expect("why");
+        assert_eq!(cause.code, "service_failed");
+        assert!(cause.message.starts_with("service web:") && cause.message.contains("signal 9"), "{}", cause.message);
+        let service = &failed.services[0];
+        assert!(service.ended.as_deref().is_some_and(|how| how.contains("signal 9")), "{service:#?}");
+        let sandbox = self.sandbox();
+        let running = sandbox.executions_all().map(Result::unwrap).filter(|one| !one.state.is_final());
+        assert_eq!(running.count(), 0);
+    }
+}
+
+#[test]
+fn t2_incident_1_a_service_that_is_killed_while_a_resume_is_verified_is_never_ready() {
+    let stage = Stage::with_service(&serde_json::json!({"policy": "never"}));
+    let failed = stage.resume_broken(|_| assert!(stage.kill_service(), "it ran"));
+    stage.assert_service_failed(&failed);
+    stage.resume_for_good();
+    stage.clear_away();
+}
+
+#[test]
+fn t2_incident_1_a_service_that_dies_at_each_start_of_a_resume_is_never_ready() {
+    let stage = Stage::with_service(&serde_json::json!({"policy": "on_failure", "times_max": 2, "backoff_ms": 100}));
+    stage.hold.open();
+    let failed = stage.resume_in_vain(|is_over| {
+        while !is_over() {
+            stage.kill_service();
+            thread::sleep(Duration::from_millis(20));
+        }
+    });
+    stage.assert_service_failed(&failed);
+    assert!(failed.cause.as_ref().unwrap().message.ends_with("after 2 restarts"), "{:?}", failed.cause);
+    stage.resume_for_good();
     stage.clear_away();
 }
 

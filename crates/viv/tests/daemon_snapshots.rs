@@ -10,11 +10,14 @@ use std::path::Path as HostPath;
 
 use support::daemon::{Daemon, PATIENCE};
 use support::eventually_within;
+use support::held::{Held, Hold};
 use viv_api::ErrorCode;
-use viv_api::bound::{ForkCount, Path, SnapshotsMax, WaitMs};
+use viv_api::bound::{ForkCount, IdleMs, LifetimeMs, Path, SnapshotsAgeMs, SnapshotsMax, WaitMs};
 use viv_api::client::ClientError;
 use viv_api::query::{ImportSnapshot, ListSandboxes, ReadFile, WriteFile};
-use viv_api::sandbox::{CreatePolicy, CreateSandbox, EnsureSandbox, Sandbox, Status, StopSandbox};
+use viv_api::sandbox::{
+    CreatePolicy, CreateSandbox, EnsureSandbox, ExtendSandbox, Phase, RestSandbox, Sandbox, Status, StopSandbox,
+};
 use viv_api::snapshot::{
     CreateSnapshot, Fork, ResetSandbox, RollbackSandbox, Snapshot, SnapshotIntegrity, SnapshotKind, SnapshotState,
 };
@@ -207,6 +210,106 @@ fn l11_a_delete_in_the_middle_of_a_save_leaves_no_row_and_no_layer() {
         eventually_within(PATIENCE, "no row", || rows(&daemon).is_empty());
     }
     eventually_within(PATIENCE, "no layer", || sealed(&daemon) == 0);
+    daemon.assert_nothing_left();
+}
+
+/// A delete while the save of a stop is where `meanwhile` leaves it: nothing is left, whatever it had come to.
+fn deleted_while_it_is_saved(daemon: &Daemon, hold: Option<&Hold>, meanwhile: impl Fn(&SandboxId)) {
+    let sandbox = daemon.create_from(&named("box"));
+    write(daemon, &sandbox.id, "never to be seen again");
+    let handle = daemon.sandbox(&sandbox.id);
+    let at_once = Some(WaitMs::new(0).unwrap());
+    meanwhile(&sandbox.id);
+    handle.stop(&StopSandbox { wait_ms: at_once, failed_save: None }).unwrap();
+    match hold {
+        Some(hold) => eventually_within(PATIENCE, "it is that far", || hold.is_reached(1)),
+        None => assert_eq!(handle.get().unwrap().phase, Phase::Hibernating),
+    }
+    let asked = handle.delete(at_once).unwrap().into_sandbox();
+    assert!(asked.deleted, "{asked:#?}");
+    hold.inspect(|hold| hold.open());
+    let over = daemon.wait_for(&sandbox.id, "it is gone", |now| now.status == Status::Stopped);
+    assert_eq!(over.cause.unwrap().code, "user_delete");
+    eventually_within(PATIENCE, "no row", || rows(daemon).is_empty());
+    eventually_within(PATIENCE, "no layer", || sealed(daemon) == 0);
+    for record in fs::read_dir(daemon.provider_folder().join("snapshots")).unwrap().map(|entry| entry.unwrap().path()) {
+        let text = fs::read_to_string(&record).unwrap();
+        assert!(!text.contains("\"kept\""), "{}: {text}", record.display());
+    }
+    daemon.assert_nothing_left();
+    let refused = handle.ensure(&EnsureSandbox::default()).unwrap_err();
+    assert_eq!(code(&refused), ErrorCode::Gone, "L9");
+}
+
+#[test]
+fn l11_a_delete_at_each_step_of_a_save_leaves_no_row_and_no_layer() {
+    for point in ["save.before", "save.after", "save.recorded"] {
+        let hold = Hold::at(point);
+        let mut daemon = Daemon::prepare(&["--layers", "plain"]);
+        daemon.run(&[("VIV_FAILPOINT", &hold.variable())]);
+        deleted_while_it_is_saved(&daemon, Some(&hold), |_| ());
+    }
+}
+
+#[test]
+fn l11_a_delete_while_the_shim_that_is_to_end_it_does_not_answer_leaves_no_row_and_no_layer() {
+    let daemon = Daemon::start_with(&["--layers", "plain"]);
+    deleted_while_it_is_saved(&daemon, None, |id| Held::of(daemon.host(id).shim_pid).stop());
+}
+
+#[test]
+fn l16_no_verb_changes_the_policy() {
+    let mut daemon = Daemon::start_with(&["--layers", "plain"]);
+    let policy = CreatePolicy {
+        persistent: Some(true),
+        lifetime_ms: Some(LifetimeMs::new(5_400_001).unwrap()),
+        idle_ms: Some(IdleMs::new(1_200_001).unwrap()),
+        hibernate_ms: Some(IdleMs::new(2_400_001).unwrap()),
+        snapshots_max: Some(SnapshotsMax::new(7).unwrap()),
+        snapshots_age_ms: Some(SnapshotsAgeMs::new(86_400_001).unwrap()),
+    };
+    let made = daemon.create_from(&CreateSandbox { policy, ..named("box") });
+    let id = &made.id;
+    assert_eq!((made.policy.lifetime_ms, made.policy.idle_ms), (5_400_001, Some(1_200_001)));
+    let same = |daemon: &Daemon, what: &str| {
+        let now = daemon.sandbox(id).get().unwrap();
+        assert_eq!((now.status, &now.policy), (Status::Ready, &made.policy), "{what}");
+    };
+    let back = |daemon: &Daemon| drop(daemon.sandbox(id).ensure(&EnsureSandbox { wait_ms: Some(long()) }).unwrap());
+    let rest = RestSandbox { wait_ms: Some(long()) };
+    back(&daemon);
+    same(&daemon, "connect");
+    daemon.sandbox(id).extend(ExtendSandbox::AtLeastMs(LifetimeMs::new(9_000_000).unwrap())).unwrap();
+    same(&daemon, "extend");
+    daemon.sandbox(id).freeze(&rest).unwrap();
+    daemon.sandbox(id).thaw(&rest).unwrap();
+    same(&daemon, "freeze and thaw");
+    daemon.sandbox(id).stop(&StopSandbox { wait_ms: Some(long()), failed_save: None }).unwrap();
+    back(&daemon);
+    same(&daemon, "stop and resume");
+    daemon.sandbox(id).hibernate(&rest).unwrap();
+    back(&daemon);
+    same(&daemon, "hibernate and resume");
+    let point = snapshot(&daemon, id);
+    daemon.sandbox(id).rollback(&back_to(&point.id, false)).unwrap();
+    same(&daemon, "rollback");
+    let fork = Fork { wait_ms: Some(long()), ..Fork::default() };
+    let forked = daemon.sandbox(id).fork(&fork).unwrap().sandboxes.remove(0);
+    assert_eq!(forked.policy, made.policy, "of who was forked");
+    same(&daemon, "fork");
+    Held::of(daemon.host(id).agent_pid).kill();
+    daemon.wait_for(id, "it is lost", |now| now.status == Status::Lost);
+    back(&daemon);
+    same(&daemon, "recovery");
+    daemon.kill();
+    daemon.restart();
+    back(&daemon);
+    same(&daemon, "another daemon");
+    daemon.sandbox(id).reset(&ResetSandbox { wait_ms: Some(long()) }).unwrap();
+    same(&daemon, "reset");
+    for id in [id, &forked.id] {
+        daemon.remove(id);
+    }
     daemon.assert_nothing_left();
 }
 

@@ -51,10 +51,18 @@ fn perl(script: &str) -> ExecSpec {
     ExecSpec { argv: vec!["/usr/bin/perl".into(), "-e".into(), script.into()], ..ExecSpec::default() }
 }
 
+/// What those who watched the disk said of it, and what there is.
+fn seen_by_watchers(ground: &Ground) -> String {
+    let instances = std::fs::read_dir(ground.data.join("instances")).unwrap();
+    let logs = instances.map(|entry| std::fs::read_to_string(entry.unwrap().path().join("shim.log")).unwrap());
+    format!("{} bytes are free\n{}", free_bytes(&ground.data), logs.collect::<Vec<_>>().join("\n"))
+}
+
 /// The sandbox ends by itself, for the disk.
 async fn assert_ended_for_the_disk(sandbox: &Sandbox<'_>) {
     let end = tokio::time::timeout(PATIENCE, sandbox.ground.provider.wait_end(&sandbox.instance())).await;
-    let end = end.expect("it goes on filling the disk").unwrap();
+    let end =
+        end.unwrap_or_else(|_| panic!("it goes on filling the disk: {}", seen_by_watchers(sandbox.ground))).unwrap();
     assert!(matches!(&end.cause, EndCause::DiskFull { what } if what.contains("it took")), "{end:?}");
     assert_eq!(end.cause.code(), "disk_full");
 }
@@ -85,8 +93,11 @@ async fn assert_given_back(disk: &Disk, free_before: u64, sandboxes: &[Sandbox<'
         sandbox.destroy().await;
     }
     sandboxes[0].ground.assert_nothing_left();
-    // The ballast is made again only while somebody watches.
-    eventually_within(PATIENCE, "there is room again", || free_bytes(&disk.path()) + 24 * MIB > free_before);
+    // The ballast is made again only while somebody watches. Btrfs takes apart what was removed when it next writes out.
+    eventually_within(PATIENCE, "there is room again", || {
+        rustix::fs::syncfs(std::fs::File::open(disk.path()).unwrap()).unwrap();
+        free_bytes(&disk.path()) + 24 * MIB > free_before
+    });
 }
 
 /// Bombs that go on for ever, whatever they are refused.
@@ -99,7 +110,10 @@ const ALLOCATES: &str = "while (1) { for my $mib (512, 256, 128, 64, 32, 16, 8, 
      system \"fallocate -l ${mib}M /workspace/fill\" . $n++ . ' 2>/dev/null' } }";
 
 async fn bombed_with(script: &str) {
-    let disk = small_disk();
+    bombed_on(small_disk(), script).await;
+}
+
+async fn bombed_on(disk: Disk, script: &str) {
     let ground = Ground::at(&disk.path(), |_| {});
     let free_before = free_bytes(&disk.path());
     let neighbour = ground.create(LIFETIME).await;
@@ -132,6 +146,47 @@ async fn s1_a_file_without_a_name_is_found_too() {
 #[tokio::test]
 async fn s1_a_disk_that_is_allocated_in_an_instant_leaves_room_for_others() {
     bombed_with(ALLOCATES).await;
+}
+
+/// A shim's log lies on the disk that it watches.
+#[test]
+fn s1_a_shim_whose_log_cannot_be_written_goes_on() {
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut command = std::process::Command::new(support::viv_binary());
+    let said = command.args(["shim", "/nowhere"]).stderr(full).output().unwrap();
+    // It says on standard output what is wrong, and ends as it means to.
+    assert_eq!(said.status.code(), Some(1), "{said:?}");
+    assert!(String::from_utf8_lossy(&said.stdout).contains("folder is not there"), "{said:?}");
+}
+
+/// Filesystems that count what is free in other ways: one that allocates late and numbers files as it needs them, and
+/// one that has a second kind of room, for everything that is not content.
+fn xfs() -> Disk {
+    Disk::make(&["mkfs.xfs", "-q"], "loop", 400).unwrap()
+}
+
+fn btrfs() -> Disk {
+    Disk::make(&["mkfs.btrfs", "-q"], "loop", 400).unwrap()
+}
+
+#[tokio::test]
+async fn s1_on_xfs_many_files_that_fill_the_disk_end_their_writer() {
+    bombed_on(xfs(), WRITES).await;
+}
+
+#[tokio::test]
+async fn s1_on_xfs_a_disk_that_is_allocated_in_an_instant_leaves_room_for_others() {
+    bombed_on(xfs(), ALLOCATES).await;
+}
+
+#[tokio::test]
+async fn s1_on_btrfs_many_files_that_fill_the_disk_end_their_writer() {
+    bombed_on(btrfs(), WRITES).await;
+}
+
+#[tokio::test]
+async fn s1_on_btrfs_a_disk_that_is_allocated_in_an_instant_leaves_room_for_others() {
+    bombed_on(btrfs(), ALLOCATES).await;
 }
 
 #[tokio::test]

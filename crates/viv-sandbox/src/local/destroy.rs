@@ -16,7 +16,7 @@ use super::look::LOOK_EVERY;
 use super::{LocalProvider, Result, shim_client, unavailable, within};
 use crate::cgroup::InstanceCgroups;
 use crate::durable;
-use crate::fence::LockedFence;
+use crate::fence::{Admit, LockedFence};
 use crate::layout::{DataDir, InstanceDir, PinnedDir};
 use crate::process;
 use crate::shim::proto::{ShimReply, ShimRequest};
@@ -55,7 +55,7 @@ impl LocalProvider {
     /// Raises the fence, and answers whether there is something to end.
     fn admit_destroy(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<bool> {
         let mut fence = self.fence(sandbox)?;
-        fence.admit_destroy(mutation)?;
+        fence.admit_end(mutation, Admit::Destroy)?;
         match self.current(sandbox, &fence)? {
             None => fence.bury(mutation, destroyed()).map(|()| false),
             Some(found) if found.generation != mutation.generation => {
@@ -94,10 +94,22 @@ impl LocalProvider {
     fn finish_destroy(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()> {
         let instance = InstanceRef { sandbox: sandbox.clone(), generation: mutation.generation };
         self.remove_instance(&instance, |fence, dir| {
-            fence.admit_destroy(mutation)?;
             // Its own end, if it had one before this.
-            let ended = durable::read_json(&dir.exit()).ok().flatten();
-            fence.bury(mutation, ended.unwrap_or_else(destroyed))
+            let ended: Option<Ended> = durable::read_json(&dir.exit()).ok().flatten();
+            let ended = ended.unwrap_or_else(destroyed);
+            let mut bury = || {
+                fence.admit_destroy(mutation)?;
+                fence.bury(mutation, ended.clone())
+            };
+            match bury() {
+                // What it kept for writing down its own end is of no use any more, and may be all the room there is.
+                Err(ProviderError::Unavailable { source, .. })
+                    if durable::is_full(&source) && fs::remove_file(dir.reserve()).is_ok() =>
+                {
+                    bury()
+                }
+                buried => buried,
+            }
         })
     }
 
@@ -223,6 +235,10 @@ impl LocalProvider {
 
 #[expect(clippy::needless_pass_by_value, reason = "goes into map_err")]
 fn not_ended(error: io::Error) -> ProviderError {
+    // There may be room later: nothing is given up for that (T7).
+    if durable::is_full(&error) {
+        return ProviderError::Exhausted { limit: "disk", what: format!("its end could not be written down: {error}") };
+    }
     ProviderError::Failed { what: format!("it could not be ended: {error}") }
 }
 

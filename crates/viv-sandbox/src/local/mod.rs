@@ -44,7 +44,7 @@ use create::Origin;
 
 use crate::agent_image;
 use crate::cgroup::{InstanceCgroups, Layout};
-use crate::fence::{Fences, Raised};
+use crate::fence::{Admit, Fences, Raised};
 use crate::hardening::Hardening;
 use crate::ids::{IdPool, Ids};
 use crate::layout::{DataDir, InstanceDir, InstanceRecord};
@@ -279,6 +279,12 @@ impl LocalProvider {
     async fn admit(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<Raised> {
         let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
         self.blocking(move |this| this.fence(&sandbox)?.admit(&mutation)).await
+    }
+
+    /// Admits an end, also where there is no room to write that down.
+    async fn admit_end(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()> {
+        let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
+        self.blocking(move |this| this.fence(&sandbox)?.admit_end(&mutation, Admit::Change)).await
     }
 
     /// Admits a change that the agent will make. A newer token is told to the shim first, so that whoever was

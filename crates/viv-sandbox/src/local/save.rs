@@ -48,7 +48,12 @@ impl LocalProvider {
         }
         self.require(if request.live { Capability::SaveLive } else { Capability::SaveStopped })?;
         within(mutation.budget_ms, "saving", async {
-            self.admit(mutation, sandbox).await?;
+            if request.live {
+                self.admit(mutation, sandbox).await?;
+            } else {
+                // Its processes end whether there is room to save what they leave or not (L8).
+                self.admit_end(mutation, sandbox).await?;
+            }
             let instance = InstanceRef { sandbox: sandbox.clone(), generation: mutation.generation };
             let known = self.known_snapshot(mutation, request).await;
             if let Ok(Some(known)) = known {
@@ -405,20 +410,16 @@ fn left_ms(mutation: &Mutation, started: Instant) -> u64 {
 
 #[expect(clippy::needless_pass_by_value, reason = "goes into map_err")]
 fn save_failed(error: io::Error) -> ProviderError {
-    match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            ProviderError::Exhausted { limit: "disk", what: format!("saving failed: {error}") }
-        }
-        _ => ProviderError::Failed { what: format!("saving failed, and its files are kept as they are: {error}") },
+    if durable::is_full(&error) {
+        return ProviderError::Exhausted { limit: "disk", what: format!("saving failed: {error}") };
     }
+    ProviderError::Failed { what: format!("saving failed, and its files are kept as they are: {error}") }
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "goes into map_err")]
 pub(super) fn store_failed(error: io::Error) -> ProviderError {
     match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            ProviderError::Exhausted { limit: "disk", what: error.to_string() }
-        }
+        _ if durable::is_full(&error) => ProviderError::Exhausted { limit: "disk", what: error.to_string() },
         // Ours, not the kernel's word of the same kind.
         io::ErrorKind::InvalidInput if error.raw_os_error().is_none() => ProviderError::Invalid {
             what: error.to_string(),

@@ -248,7 +248,7 @@ fn end(pid: Pid, pidfd: &OwnedFd) {
     if matches!(readable_within(pidfd, END_WITHIN), Ok(true)) {
         let _ = waitpid(Some(pid), WaitOptions::empty());
     } else {
-        eprintln!("the uplink does not end");
+        note!("the uplink does not end");
     }
 }
 

@@ -64,7 +64,7 @@ pub(super) fn root(root: &Path, ids: IdRange, contents: &Contents<'_>) -> Result
     let mut resolves_names = contents.resolves_names;
     if resolves_names && let Err(error) = make_resolv_conf(&root) {
         // What somebody inside has put there is his to live with; addresses still work.
-        eprintln!("names are not resolved inside, {RESOLV_CONF} cannot be made: {error}");
+        note!("names are not resolved inside, {RESOLV_CONF} cannot be made: {error}");
         resolves_names = false;
     }
     Ok((home, resolves_names))

@@ -189,7 +189,7 @@ fn build(
     }
     if let Err(error) = tables::bound(init.pid) {
         // It can take watches from others then, as any user of the machine can.
-        eprintln!("watches are not bounded: {error}");
+        note!("watches are not bounded: {error}");
     }
     let init = init.try_clone().map_err(at("holding the agent"))?;
     let writable = match &made.plan.writable {
@@ -271,12 +271,12 @@ fn start_container(
                 exit_now(1);
             }
             if hidden && let Err(error) = without_cgroups(cgroups) {
-                eprintln!("{}", super::chain(&error));
+                note!("{}", super::chain(&error));
                 exit_now(1);
             }
             let log = || log.try_clone().map_or_else(|_| Stdio::null(), Stdio::from);
             let error = Command::new(&argv[0]).args(&argv[1..]).stdin(Stdio::null()).stdout(log()).stderr(log()).exec();
-            eprintln!("{}: {error}", argv[0].display());
+            note!("{}: {error}", argv[0].display());
             exit_now(127);
         }
         Forked::Parent(helper) => helper,
@@ -351,18 +351,18 @@ fn undo(dir: &InstanceDir, cgroups: &InstanceCgroups, init: Option<&Init>, guard
     }
     // Not called failed before nothing is left: until then it is being made, as far as anybody can tell.
     while let Err(error) = cgroups.kill(UNDO_WITHIN) {
-        eprintln!("undoing: processes are left: {error}");
+        note!("undoing: processes are left: {error}");
     }
     if let Some(init) = init {
         let _ = init.wait(UNDO_WITHIN);
     }
     // A runtime that failed may have left one that nobody was told of.
     while let Err(error) = first::end(dir, UNDO_WITHIN) {
-        eprintln!("undoing: {error}");
+        note!("undoing: {error}");
     }
     end_children(guard);
     while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
     if let Err(error) = cgroups.remove() {
-        eprintln!("undoing: cgroups are left: {error}");
+        note!("undoing: cgroups are left: {error}");
     }
 }

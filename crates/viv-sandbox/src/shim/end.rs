@@ -40,17 +40,17 @@ impl Shim {
         self.cgroups.unthrottle(self.dir.path());
         while let Err(error) = self.kill_all() {
             // Nothing is called ended that is not (L8).
-            eprintln!("not all processes ended: {error}");
+            note!("not all processes ended: {error}");
             self.answer_while_ending(&cause);
         }
         drop(self.uplink.take());
         if let Err(error) = self.cgroups.remove() {
             // They are empty; a destroy removes what is left.
-            eprintln!("cgroups are left: {error}");
+            note!("cgroups are left: {error}");
         }
         let ended = Ended { cause, at_ms: now_wall_ms() };
         if let Err(error) = durable::replace_json_from_reserve(&self.dir.exit(), &ended, &self.dir.reserve()) {
-            eprintln!("the end could not be recorded: {error}");
+            note!("the end could not be recorded: {error}");
         }
         self.clients.tell_waiting(&ShimReply::Ended(ended));
         if let Some(client) = asked_by.and_then(|index| self.clients.get_mut(index)) {

@@ -83,10 +83,10 @@ fn guard(mut pipe: impl Read, cgroups: &InstanceCgroups, dir: &InstanceDir) -> i
         return Ok(());
     }
     while let Err(error) = cgroups.kill(KILL_WITHIN) {
-        eprintln!("guard: not all processes ended: {error}");
+        note!("guard: not all processes ended: {error}");
     }
     while let Err(error) = first::end(dir, KILL_WITHIN) {
-        eprintln!("guard: {error}");
+        note!("guard: {error}");
     }
     cgroups.remove()?;
     // An end that the shim recorded before it was killed stands.

@@ -68,7 +68,7 @@ impl Shim {
         let holds = lowers && !self.frozen && self.cgroups.set_frozen(true, FREEZE_WITHIN).is_ok();
         let changed = self.cgroups.change_limits(before, limits, self.dir.path());
         if holds && let Err(error) = self.cgroups.set_frozen(false, FREEZE_WITHIN) {
-            eprintln!("it was to run again after its memory was limited: {error}");
+            note!("it was to run again after its memory was limited: {error}");
         }
         changed
     }

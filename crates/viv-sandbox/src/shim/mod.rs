@@ -58,7 +58,7 @@ pub fn main(folder: &Path) -> ExitCode {
     let outcome = start(folder);
     if let Err(what) = &outcome {
         tell(&Started::Failed { what: what.clone() });
-        eprintln!("{what}");
+        note!("{what}");
         return ExitCode::FAILURE;
     }
     ExitCode::SUCCESS

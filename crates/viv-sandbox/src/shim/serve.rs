@@ -162,7 +162,7 @@ impl Shim {
                 Err(error) => {
                     // Nothing in a turn fails in a way that leaves it unclear what holds; an instance
                     // that cannot be watched is ended rather than left alone.
-                    eprintln!("the loop failed: {error}");
+                    note!("the loop failed: {error}");
                     return self.end(EndCause::SupervisorLost, None);
                 }
             }
@@ -254,13 +254,10 @@ impl Shim {
     fn tend_uplink(&mut self, is_gone: bool, addresses_changed: bool) {
         let Some(uplink) = &mut self.uplink else { return };
         if is_gone {
-            eprintln!("the network is lost: pasta or its keeper ended; connections fail from now on");
+            note!("the network is lost: pasta or its keeper ended; connections fail from now on");
             self.uplink = None;
         } else if addresses_changed && let Err(error) = uplink.follow_addresses(Instant::now() + FOLLOW_WITHIN) {
-            eprintln!(
-                "the network is given up, because new addresses of the machine are not refused: {}",
-                chain(&error)
-            );
+            note!("the network is given up, because new addresses of the machine are not refused: {}", chain(&error));
             self.uplink = None;
         }
     }
@@ -350,7 +347,7 @@ impl Shim {
     /// An agent that cannot be told is stopped or dead: the one will hear it later, the other never matters again.
     fn tell_agent(&mut self, message: &ControlMessage) {
         if let Err(error) = self.control.tell(message) {
-            eprintln!("the agent was not told {message:?}: {error}");
+            note!("the agent was not told {message:?}: {error}");
         }
     }
 
@@ -431,7 +428,7 @@ impl Shim {
             && let Err(error) = self.run_again()
         {
             // Tried again in a moment; until then those who look see no progress, and the deadline holds.
-            eprintln!("it does not run again: {error:?}");
+            note!("it does not run again: {error:?}");
         }
     }
 

@@ -2,14 +2,18 @@
 
 use std::ffi::CStr;
 use std::fmt::Write;
+use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
+use std::path::Path;
 
 const MAGIC: u32 = 0x94;
 const SUBVOL_CREATE: u64 = write_request(14, size_of::<VolArgs>());
 const SNAP_DESTROY: u64 = write_request(15, size_of::<VolArgs>());
 const INO_LOOKUP: u64 = write_request(18, size_of::<InoLookup>()) | READ;
+const WAIT_SYNC: u64 = write_request(22, size_of::<u64>());
 const SNAP_CREATE_V2: u64 = write_request(23, size_of::<VolArgs2>());
+const START_SYNC: u64 = read_request(24, size_of::<u64>());
 const SUBVOL_GETFLAGS: u64 = read_request(25, size_of::<u64>());
 const SUBVOL_SETFLAGS: u64 = write_request(26, size_of::<u64>());
 const FS_INFO: u64 = read_request(31, size_of::<FsInfo>());
@@ -147,6 +151,26 @@ pub(crate) fn filesystem_name(folder: impl AsFd) -> io::Result<String> {
         let _ = write!(name, "{byte:02x}");
     }
     Ok(name)
+}
+
+/// Room that was promised to content which is not written out yet. Nobody else gets it, and `statvfs` counts it as free
+/// until it is written: up to half a minute later.
+pub(crate) fn promised_bytes(folder: impl AsFd) -> io::Result<u64> {
+    let data = Path::new("/sys/fs/btrfs").join(filesystem_name(folder)?).join("allocation/data");
+    let read = |name: &str| {
+        let text = fs::read_to_string(data.join(name))?;
+        text.trim().parse::<u64>().map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
+    };
+    // First it may be used, then it has its place, and only when it is there it counts as used.
+    Ok(read("bytes_may_use")?.saturating_add(read("bytes_reserved")?))
+}
+
+/// Has what was removed so far be room again: it is with the next transaction, which is up to half a minute away.
+/// Content that others have not written out yet is not waited for.
+pub(crate) fn give_back_removed(folder: impl AsFd) -> io::Result<()> {
+    let mut transaction = 0_u64;
+    ioctl(&folder, START_SYNC, &mut transaction)?;
+    ioctl(&folder, WAIT_SYNC, &mut transaction)
 }
 
 /// Turns quota groups on for a filesystem.

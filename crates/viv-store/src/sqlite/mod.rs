@@ -10,6 +10,7 @@ mod failure;
 mod list;
 mod read;
 mod renew;
+mod reserve;
 mod schedules;
 mod schema;
 mod snapshots;
@@ -24,7 +25,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use rusqlite::{Connection, OpenFlags};
 use tokio::sync::watch;
-use viv_core::lifecycle::Sandbox;
+use viv_core::lifecycle::{Desired, Sandbox};
 use viv_core::schedule::Schedule;
 use viv_core::snapshot::Snapshot;
 use viv_core::spec::{Name, Project};
@@ -37,7 +38,8 @@ use crate::record::{
     ScheduleQuery, SnapshotListing, SnapshotQuery,
 };
 use crate::store::{Epoch, Store};
-use threads::{Bounded, Queue};
+use reserve::Reserve;
+use threads::{Bounded, Queue, Urgency};
 
 type Result<T> = std::result::Result<T, StoreError>;
 
@@ -102,7 +104,7 @@ impl SqliteStore {
             Bounded::new(db, STATEMENT_MS_MAX)
         };
         let readers = Queue::readers((0..READERS).map(reader).collect::<Result<_>>()?)?;
-        let writer = Queue::writer(Bounded::new(db, STATEMENT_MS_MAX)?, tail.clone())?;
+        let writer = Queue::writer(Bounded::new(db, STATEMENT_MS_MAX)?, tail.clone(), Reserve::of(path))?;
         Ok(Self { path: path.to_owned(), writer, readers, tail, backups: tokio::sync::Mutex::new(()) })
     }
 
@@ -113,7 +115,15 @@ impl SqliteStore {
     }
 
     /// Writes, if this is the latest ownership.
-    async fn write<T, F>(&self, epoch: Epoch, mut work: F) -> Result<T>
+    async fn write<T, F>(&self, epoch: Epoch, work: F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: FnMut(&Connection) -> Result<T> + Send + 'static,
+    {
+        self.write_with(Urgency::Usual, epoch, work).await
+    }
+
+    async fn write_with<T, F>(&self, urgency: Urgency, epoch: Epoch, mut work: F) -> Result<T>
     where
         T: Send + 'static,
         F: FnMut(&Connection) -> Result<T> + Send + 'static,
@@ -122,7 +132,15 @@ impl SqliteStore {
             write::check_epoch(db, epoch)?;
             work(db)
         };
-        self.writer.call(checked).await
+        self.writer.call_with(urgency, checked).await
+    }
+}
+
+/// What is to rest, or to be gone, is recorded on a full disk too: nobody runs on for want of room (L8).
+fn urgency_of(change: &Change) -> Urgency {
+    match change.sandbox.desired {
+        Desired::Hibernated | Desired::Gone => Urgency::Ends,
+        Desired::Running => Urgency::Usual,
     }
 }
 
@@ -181,7 +199,7 @@ impl Store for SqliteStore {
     }
 
     async fn commit(&self, epoch: Epoch, change: Change) -> Result<Cursor> {
-        self.write(epoch, move |db| write::commit(db, &change)).await
+        self.write_with(urgency_of(&change), epoch, move |db| write::commit(db, &change)).await
     }
 
     async fn commit_all(&self, epoch: Epoch, changes: Vec<Change>) -> Result<Cursor> {
@@ -285,7 +303,9 @@ impl Store for SqliteStore {
             expires_at_ms: now_ms.saturating_add(ttl_ms),
             token: FencingToken(0),
         };
-        self.write(epoch, move |db| write::lease(db, epoch, &wanted)).await
+        // Whoever is to end something needs it first.
+        let urgency = if kind == LeaseKind::Lifecycle { Urgency::Ends } else { Urgency::Usual };
+        self.write_with(urgency, epoch, move |db| write::lease(db, epoch, &wanted)).await
     }
 
     async fn release(&self, epoch: Epoch, sandbox: &SandboxId, kind: LeaseKind, token: FencingToken) -> Result<()> {

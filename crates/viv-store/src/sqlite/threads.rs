@@ -10,6 +10,7 @@
 //! - A write that is refused takes back only what it did itself. When SQLite gives up the whole transaction (disk
 //!   full, failing, interrupted), each write of the group is tried once more in a transaction of its own, so that one
 //!   that cannot succeed does not take the others with it.
+//!   One that has something end gets the room that is kept for it ([`Reserve`]).
 //! - Nobody is answered before the commit.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,6 +22,7 @@ use std::time::{Duration, Instant};
 use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use super::reserve::Reserve;
 use super::{ANSWER_MS_MAX, GROUP_MAX, QUEUE_MAX, Result};
 use crate::error::StoreError;
 use crate::journal::Cursor;
@@ -71,6 +73,8 @@ impl Clock {
 pub(super) trait Job: Send {
     /// Whether anybody still waits for it.
     fn is_wanted(&self) -> bool;
+    /// Whether it may have what is kept for a full disk.
+    fn is_urgent(&self) -> bool;
     /// Does the work and keeps the answer. `false` when the answer is an error.
     fn run(&mut self, db: &Connection) -> bool;
     /// Gives the answer.
@@ -79,8 +83,18 @@ pub(super) trait Job: Send {
     fn fail(self: Box<Self>, what: &str);
 }
 
+/// Which writes come first where there is no room for all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Urgency {
+    /// It waits for room.
+    Usual,
+    /// It has something end, or is needed for that: see [`Reserve`].
+    Ends,
+}
+
 struct Call<T, F> {
     work: F,
+    urgency: Urgency,
     answer: Option<Result<T>>,
     to: oneshot::Sender<Result<T>>,
 }
@@ -88,6 +102,10 @@ struct Call<T, F> {
 impl<T: Send, F: FnMut(&Connection) -> Result<T> + Send> Job for Call<T, F> {
     fn is_wanted(&self) -> bool {
         !self.to.is_closed()
+    }
+
+    fn is_urgent(&self) -> bool {
+        self.urgency == Urgency::Ends
     }
 
     fn run(&mut self, db: &Connection) -> bool {
@@ -118,9 +136,9 @@ pub(super) struct Queue {
 
 impl Queue {
     /// The one thread that writes.
-    pub(super) fn writer(db: Bounded, tail: watch::Sender<Cursor>) -> Result<Self> {
+    pub(super) fn writer(db: Bounded, tail: watch::Sender<Cursor>, reserve: Reserve) -> Result<Self> {
         let (jobs, queue) = mpsc::channel(QUEUE_MAX);
-        let thread = spawn("viv-store-write", move || Writer { db, tail }.serve(queue))?;
+        let thread = spawn("viv-store-write", move || Writer { db, tail, reserve }.serve(queue))?;
         Ok(Self { jobs: Some(jobs), threads: vec![thread] })
     }
 
@@ -142,10 +160,19 @@ impl Queue {
         T: Send + 'static,
         F: FnMut(&Connection) -> Result<T> + Send + 'static,
     {
+        self.call_with(Urgency::Usual, work).await
+    }
+
+    /// The same, with what is kept for a full disk if it is urgent.
+    pub(super) async fn call_with<T, F>(&self, urgency: Urgency, work: F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: FnMut(&Connection) -> Result<T> + Send + 'static,
+    {
         let (to, answer) = oneshot::channel();
         let gone = || StoreError::Unavailable { what: "the store is closed".to_owned() };
         let whole = async {
-            let job = Box::new(Call { work, answer: None, to });
+            let job = Box::new(Call { work, urgency, answer: None, to });
             self.jobs.as_ref().ok_or_else(gone)?.send(job).await.map_err(|_| gone())?;
             answer.await.map_err(|_| gone())?
         };
@@ -197,6 +224,7 @@ fn read(db: &Bounded, queue: &Mutex<mpsc::Receiver<Box<dyn Job>>>) {
 struct Writer {
     db: Bounded,
     tail: watch::Sender<Cursor>,
+    reserve: Reserve,
 }
 
 /// How a transaction ended.
@@ -210,20 +238,27 @@ enum Ended {
 }
 
 impl Writer {
-    fn serve(self, mut queue: mpsc::Receiver<Box<dyn Job>>) {
+    fn serve(mut self, mut queue: mpsc::Receiver<Box<dyn Job>>) {
         let mut group = Vec::new();
         while queue.blocking_recv_many(&mut group, GROUP_MAX) > 0 {
             let group = std::mem::take(&mut group);
             match self.transaction(group) {
-                Ended::Committed(group) => self.answer(group),
+                Ended::Committed(group) => {
+                    self.answer(group);
+                    self.reserve.keep();
+                }
                 Ended::GivenUp(group, _) => {
-                    // On a full disk the log can be written anew from its beginning once it was put back into the file.
-                    let _ = self.db.db.execute_batch("PRAGMA wal_checkpoint(PASSIVE)");
+                    self.checkpoint();
                     self.one_by_one(group);
                 }
                 Ended::NotBegun(group, what) => fail(group, &what),
             }
         }
+    }
+
+    /// On a full disk the log can be written anew from its beginning once it was put back into the file.
+    fn checkpoint(&self) {
+        let _ = self.db.db.execute_batch("PRAGMA wal_checkpoint(PASSIVE)");
     }
 
     fn answer(&self, group: Vec<Box<dyn Job>>) {
@@ -244,10 +279,16 @@ impl Writer {
         }
     }
 
-    fn one_by_one(&self, group: Vec<Box<dyn Job>>) {
+    fn one_by_one(&mut self, group: Vec<Box<dyn Job>>) {
         let mut group = group.into_iter();
         while let Some(job) = group.next() {
-            match self.transaction(vec![job]) {
+            let mut ended = self.transaction(vec![job]);
+            if let Ended::GivenUp(one, what) = ended {
+                let is_urgent = one.iter().any(|job| job.is_urgent());
+                ended =
+                    if is_urgent && self.reserve.give() { self.transaction(one) } else { Ended::GivenUp(one, what) };
+            }
+            match ended {
                 Ended::Committed(one) => self.answer(one),
                 Ended::GivenUp(one, what) => fail(one, &what),
                 Ended::NotBegun(one, what) => {

@@ -14,6 +14,7 @@ mod gates;
 mod owner;
 
 use std::fs;
+use std::io::Write;
 use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -174,13 +175,15 @@ async fn daemon(
     let daemon = serde_json::json!({ "url": url, "pid": std::process::id(), "version": env!("CARGO_PKG_VERSION") });
     let daemon_file = data.join("daemon.json");
     write_whole(&daemon_file, &serde_json::to_vec_pretty(&daemon)?)?;
-    eprintln!("viv {} listens on {url}, with everything in {}", env!("CARGO_PKG_VERSION"), data.display());
+    say(format_args!("viv {} listens on {url}, with everything in {}", env!("CARGO_PKG_VERSION"), data.display()));
 
     let ended = engine.clone();
     let until = async move {
         tokio::select! {
             () = asked_to_end() => {}
-            () = ended.ended() => eprintln!("error: somebody took over the store; this daemon ends, its sandboxes live on"),
+            () = ended.ended() => {
+                say(format_args!("error: somebody took over the store; this daemon ends, its sandboxes live on"));
+            }
         }
     };
     let served = viv_server::serve(listener, viv_server::router(state), until).await;
@@ -334,9 +337,16 @@ async fn asked_to_end() {
     }
 }
 
+/// Tells whoever started it. No daemon ends because its log lies on a full disk.
+fn say(words: std::fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stderr(), "{words}");
+}
+
 /// What is said goes to standard error, and the last of it is kept for who asks.
 fn install_log(ring: &LogRing, level: LevelFilter) {
-    let said = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false).with_filter(level);
+    let said = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+    // What cannot be written is not complained about where it cannot be written.
+    let said = said.log_internal_errors(false).with_filter(level);
     let kept = ring.clone().with_filter(LevelFilter::DEBUG);
     tracing_subscriber::registry().with(said).with(kept).init();
 }

@@ -80,16 +80,16 @@ impl Ownership {
                 );
             }
             if !told {
-                eprintln!("standing by for {name}");
+                super::say(format_args!("standing by for {name}"));
                 told = true;
             }
             if pulse.lapsed(owner.as_ref())? {
-                eprintln!("{name} has shown no life for {LAPSE:?}: taking over");
+                super::say(format_args!("{name} has shown no life for {LAPSE:?}: taking over"));
                 if let Some(owner) = owner
                     && !end(&owner.process)?.frees_its_lock()
                     && let Some((who, lock)) = replace_lock(folder, &owner)?
                 {
-                    eprintln!("{name} was killed and is not gone (frozen?): going on without its lock");
+                    super::say(format_args!("{name} was killed and is not gone (frozen?): going on without its lock"));
                     return Self::begin(folder, who, lock, true);
                 }
                 pulse = Pulse::new(folder.join("owner.beat"));
@@ -166,7 +166,9 @@ fn beat(folder: &Path, own: &OwnerFile) {
         }
         std::thread::sleep(BEAT);
         if last.elapsed() > LAPSE && read_owner(folder).is_some_and(|owner| owner.process != own.process) {
-            eprintln!("error: somebody took over while this daemon was away; it ends, and its sandboxes live on");
+            super::say(format_args!(
+                "error: somebody took over while this daemon was away; it ends, and its sandboxes live on"
+            ));
             std::process::exit(1);
         }
         last = Instant::now();

@@ -1,11 +1,14 @@
 //! Processes that are broken from outside, and daemons that are held at a point meanwhile.
 
-use std::fs;
-use std::os::fd::OwnedFd;
+use std::fs::{self, File};
+use std::net::TcpListener;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::Command;
+use std::thread;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use viv_api::diagnosis::HostView;
 
 use super::daemon::PATIENCE;
@@ -53,6 +56,17 @@ pub fn unmount_root(host: &HostView) {
     assert!(PathBuf::from(&root).parent().is_some() && !root.starts_with("/proc"), "{root}");
     let done = Command::new("nsenter").args(["-t", &shim, "-m", "umount", "-l", &root]).output().unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+}
+
+/// A listener inside, by somebody outside: what a service would be.
+pub fn listen_inside(host: &HostView, port: u16) -> TcpListener {
+    let namespace = File::open(format!("/proc/{}/ns/net", host.agent_pid.unwrap())).unwrap();
+    // A thread of its own, which is not seen again: only what it opened stays.
+    let listening = thread::spawn(move || {
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+        TcpListener::bind(("127.0.0.1", port)).unwrap()
+    });
+    listening.join().unwrap()
 }
 
 /// A point at which a daemon is held until it is let go: see `VIV_FAILPOINT`.

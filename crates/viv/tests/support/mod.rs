@@ -263,7 +263,16 @@ impl Drop for Ground {
                 }
             }
         }
+        remove_for_good(self.folder());
     }
+}
+
+/// Removes a folder in which somebody may still be tidying up: what is made meanwhile would keep it from going.
+fn remove_for_good(folder: &Path) {
+    eventually_quietly(|| match fs::remove_dir_all(folder) {
+        Ok(()) => true,
+        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+    });
 }
 
 /// A sandbox on some ground, at generation 1 with token 1.

@@ -23,7 +23,7 @@ use viv_store::{SqliteStore, Store};
 use super::daemon::PATIENCE;
 use super::disk::Disk;
 use super::{VIV, eventually, eventually_quietly, eventually_within, fresh_bytes, hex, is_alive, kill};
-use super::{pass_over_unless_root, pids, viv_binary};
+use super::{pass_over_unless_root, pids, remove_for_good, viv_binary};
 
 /// A data folder, with a cgroup of its own.
 pub struct House {
@@ -62,6 +62,14 @@ impl House {
         let house = Self::made(folder, data, &["--layers", "plain"]);
         house.keep_records_in(house.folder.path());
         house
+    }
+
+    /// All that is its own is on this disk, its records too.
+    pub fn wholly_on_disk(disk: &Disk) -> Self {
+        pass_over_unless_root();
+        let folder = tempfile::Builder::new().prefix("viv-test-").tempdir().unwrap();
+        let data = disk.path().canonicalize().unwrap().join("data");
+        Self::made(folder, data, &["--layers", "plain"])
     }
 
     fn made(folder: tempfile::TempDir, data: PathBuf, arguments: &[&str]) -> Self {
@@ -241,6 +249,7 @@ impl Drop for House {
             all_gone
         });
         let _ = rustix::mount::unmount(self.provider_folder().join("layers"), rustix::mount::UnmountFlags::DETACH);
+        remove_for_good(&self.data);
     }
 }
 

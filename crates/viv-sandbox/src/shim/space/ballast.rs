@@ -11,6 +11,8 @@ use std::path::Path;
 use rustix::fs::{FallocateFlags, fallocate};
 
 use super::level::Room;
+use crate::store::driver::is_btrfs;
+use crate::sys::btrfs;
 
 /// How many parts it has. Each is given back once.
 const PARTS: u64 = 4;
@@ -72,5 +74,10 @@ pub(super) fn bytes_in(folder: &Path) -> u64 {
 pub(super) fn give_back(folder: &Path, room: &Room) -> bool {
     let (bytes, files) = part_of(room);
     let is_short = room.bytes.free < bytes || room.inodes.is_some_and(|inodes| inodes.free < files);
-    is_short && (0..PARTS).any(|part| fs::remove_dir_all(folder.join(part.to_string())).is_ok())
+    let given = is_short && (0..PARTS).any(|part| fs::remove_dir_all(folder.join(part.to_string())).is_ok());
+    if given && is_btrfs(folder).unwrap_or(false) {
+        // It helps as soon as it can, and no sooner.
+        let _ = File::open(folder).and_then(btrfs::give_back_removed);
+    }
+    given
 }

@@ -64,7 +64,7 @@ pub(super) fn judge(data: &DataDir, fallen: &Fallen, tell: impl FnOnce(&Room)) {
     end_the_worst(&mut suspects, fallen, is_gone);
     match Room::of(&data.layers()) {
         Ok(left) => tell(&left),
-        Err(error) => eprintln!("the disk cannot be looked at: {error}"),
+        Err(error) => note!("the disk cannot be looked at: {error}"),
     }
 }
 
@@ -90,19 +90,16 @@ fn end_the_worst(suspects: &mut Vec<Suspect>, fallen: &Fallen, is_gone: bool) {
     let mut worst = worst(&taken, fallen.by, is_gone);
     if worst.is_empty() {
         let by_sandboxes = taken.iter().copied().fold(0, u64::saturating_add);
-        eprintln!(
-            "the disk has run out by {} {what}, of which sandboxes took {by_sandboxes}: nobody is ended",
-            fallen.by
-        );
+        note!("the disk has run out by {} {what}, of which sandboxes took {by_sandboxes}: nobody is ended", fallen.by);
     }
     // From the last on, so that the others keep their places.
     worst.sort_unstable();
     for index in worst.into_iter().rev() {
         let offender = suspects.remove(index);
         let what = format!("of {} {what} that were taken of what was left, it took {}", fallen.by, taken[index]);
-        eprintln!("the disk has run out: {} is ended: {what}", offender.instance);
+        note!("the disk has run out: {} is ended: {what}", offender.instance);
         if let Err(error) = offender.end(what) {
-            eprintln!("it cannot be ended: {error}");
+            note!("it cannot be ended: {error}");
         }
     }
 }
@@ -130,7 +127,7 @@ fn assemble(data: &DataDir, since_s: i64) -> Vec<Suspect> {
             Ok(suspect) => suspects.extend(suspect),
             // It is ending, or has ended: then it takes nothing more.
             Err(error) if socket::is_refused(&error) => {}
-            Err(error) => eprintln!("{} is not judged: {error}", dir.path().display()),
+            Err(error) => note!("{} is not judged: {error}", dir.path().display()),
         }
     }
     suspects
@@ -142,8 +139,8 @@ fn have_them_stand_still(suspects: &mut [Suspect]) {
         let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         match suspect.hear(left) {
             Ok(ShimReply::Held { .. }) => {}
-            Ok(other) => eprintln!("{} is judged while it runs: {other:?}", suspect.instance),
-            Err(error) => eprintln!("{} is judged while it runs: {error}", suspect.instance),
+            Ok(other) => note!("{} is judged while it runs: {other:?}", suspect.instance),
+            Err(error) => note!("{} is judged while it runs: {error}", suspect.instance),
         }
     }
 }
@@ -200,7 +197,7 @@ impl Suspect {
             Ok(false) => return true,
             Ok(true) => {}
             // What cannot be looked at to its end counts with what was seen.
-            Err(error) => eprintln!("{}: {error}", self.instance),
+            Err(error) => note!("{}: {error}", self.instance),
         }
         let weight = place.weight();
         self.places.pop();

@@ -11,11 +11,15 @@
 //! Who is judged is whoever took most **since the disk was last roomy or somebody was last judged**. So a disk that is
 //! full of old things, or that others than sandboxes fill, ends nobody.
 
+use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+use crate::store::driver::is_btrfs;
+use crate::sys::btrfs;
 
 /// The part of a disk that is kept free, as a divisor.
 const RESERVE_SHARE: u64 = 20;
@@ -34,6 +38,10 @@ const REST_SHARE: u64 = 8;
 
 /// Where there is a little more than the reserve one day and a little less the next, nobody is judged for the little.
 const MATTERS_SHARE: u64 = 8;
+
+/// Less than this part of the reserve is nothing to take, as a divisor: where that is all that was left, whoever takes it
+/// only wants to write something. A part of the ballast is several times as much.
+const NOTHING_SHARE: u64 = 64;
 
 /// What can be taken in a second by writing: memory is written to first, and then the disk sets the pace.
 const BYTES_PER_S: u64 = 2 << 30;
@@ -70,8 +78,10 @@ impl Room {
     pub(super) fn of(folder: &Path) -> io::Result<Self> {
         let found = rustix::fs::statvfs(folder)?;
         let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
+        // Whoever took it is found by when it was taken, so it is not to be seen only when it is written out.
+        let promised = if is_btrfs(folder)? { btrfs::promised_bytes(File::open(folder)?).unwrap_or(0) } else { 0 };
         Ok(Self {
-            bytes: Amount { total: bytes(found.f_blocks), free: bytes(found.f_bavail) },
+            bytes: Amount { total: bytes(found.f_blocks), free: bytes(found.f_bavail).saturating_sub(promised) },
             // Btrfs has none.
             inodes: (found.f_files > 0).then_some(Amount { total: found.f_files, free: found.f_favail }),
         })
@@ -196,7 +206,8 @@ impl Level {
             return None;
         }
         let fallen_by = self.free_before.saturating_sub(amount.free);
-        if self.floor == reserve && fallen_by < reserve / MATTERS_SHARE {
+        let matters = if self.floor == reserve { MATTERS_SHARE } else { NOTHING_SHARE };
+        if fallen_by < reserve / matters {
             self.begin(amount, now_s);
             return None;
         }
@@ -210,7 +221,25 @@ impl Level {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
+    use crate::test_disk::TestDisk;
+
+    #[test]
+    fn s1_what_is_promised_and_not_written_yet_is_not_free_on_btrfs() {
+        let disk = match TestDisk::mount(&["mkfs.btrfs", "-q"], &[]) {
+            Ok(disk) => disk,
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return eprintln!("mounting takes root"),
+            Err(error) => panic!("{error}"),
+        };
+        let free = || Room::of(disk.path()).unwrap().bytes.free;
+        let (before, written) = (free(), 64 << 20);
+        File::create(disk.path().join("file")).unwrap().write_all(&vec![7; written]).unwrap();
+        let taken = before - free();
+        // Whether it was written out by now or not.
+        assert!(taken >= written as u64 && taken < 2 * written as u64, "{taken} of {written}");
+    }
 
     const GIB: u64 = 1 << 30;
 
@@ -252,6 +281,18 @@ mod tests {
         assert_eq!(levels.look(&room(0.0), 12).unwrap().by, GIB / 2);
         levels.judged(&room(0.0), 13);
         assert_eq!(levels.look(&room(0.0), 14), None, "there is nothing left to fall");
+    }
+
+    #[test]
+    fn s1_who_takes_next_to_nothing_of_next_to_nothing_is_not_judged() {
+        let mut levels = Levels::new(&room(50.0), 10);
+        assert!(levels.look(&room(0.01), 11).is_some());
+        levels.judged(&room(0.01), 12);
+        assert_eq!(levels.look(&room(0.0001), 13), None, "10 MiB of a reserve of 2 GiB");
+        assert_eq!(levels.look(&room(0.0), 14), None);
+        // What is given back counts, and so does who takes that.
+        levels.judged(&room(0.25), 15);
+        assert_eq!(levels.look(&room(0.01), 16).unwrap().since_s, 15);
     }
 
     #[test]

@@ -104,7 +104,7 @@ impl SpaceWatch {
                 watch.others = Some(others);
                 watch.try_to_watch();
             }
-            Err(error) => eprintln!("the disk is not watched by this shim: {error}"),
+            Err(error) => note!("the disk is not watched by this shim: {error}"),
         }
         watch
     }
@@ -130,7 +130,7 @@ impl SpaceWatch {
             Err(rustix::io::Errno::WOULDBLOCK) => {}
             Err(error) => {
                 // One that cannot take part is not to be woken for ever.
-                eprintln!("the disk is not watched by this shim: {error}");
+                note!("the disk is not watched by this shim: {error}");
                 self.others = None;
             }
         }
@@ -185,7 +185,7 @@ impl Seat {
         let room = match Room::of(&data.layers()) {
             Ok(room) => room,
             Err(error) => {
-                eprintln!("the disk cannot be looked at: {error}");
+                note!("the disk cannot be looked at: {error}");
                 self.look_at = Instant::now() + TRY_AGAIN_AFTER;
                 return;
             }
@@ -196,15 +196,22 @@ impl Seat {
             // Tried once in a while at the most: where there can be none, that does not change.
             self.has_ballast = true;
             if let Err(error) = ballast::keep(&data.ballast(), &room) {
-                eprintln!("there is no ballast: {error}");
+                note!("there is no ballast: {error}");
             }
+        }
+        // Who has been judged is no reason to keep it from the others, when nothing is left only now.
+        if fallen.is_none()
+            && ballast::give_back(&data.ballast(), &room)
+            && let Ok(room) = Room::of(&data.layers())
+        {
+            levels.judged(&room, now_s);
         }
         self.look_at = Instant::now() + levels.patience(&room);
         if let Some(fallen) = fallen {
             match self.call_judge(data, &fallen) {
                 Ok(judge) => self.judge = Some(judge),
                 Err(error) => {
-                    eprintln!("nobody can be judged: {error}");
+                    note!("nobody can be judged: {error}");
                     self.look_at = Instant::now() + TRY_AGAIN_AFTER;
                 }
             }
