@@ -66,7 +66,7 @@ macro_rules! themes {
 
 themes! {
     lifecycle, fencing, listing, deadline, executions, control, output, terminal, ended, freeze, files, watches, archives,
-    ports, saves, restores, forks, snapshots, removal, disk, limits, network, probes,
+    ports, requests, saves, restores, forks, snapshots, removal, disk, limits, network, probes,
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn no_theme_is_left_out() {
 }
 
 /// What a smaller run of the suite covers: everything that depends on ids, marks and cgroups.
-const BASICS: &str = "lifecycle executions files saves restores";
+const BASICS: &str = "lifecycle executions files requests saves restores";
 
 fn passed_over(why: &str) {
     eprintln!("passed over: {why}");
