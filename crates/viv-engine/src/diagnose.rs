@@ -9,6 +9,9 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::read::{View, Which, has_instance};
 
+/// Snapshots that are told one by one; the others are counted.
+const SNAPSHOTS_TOLD: usize = 10;
+
 /// Everything that is known of one sandbox.
 #[derive(Debug, Clone)]
 pub struct Diagnosis {
@@ -16,6 +19,10 @@ pub struct Diagnosis {
     pub view: View,
     /// What the provider says right now; an error in words when it did not.
     pub provider: Result<Observation, String>,
+    /// The latest state that was saved by itself, or gone back to.
+    pub auto_saved: Option<Snapshot>,
+    /// The snapshots that were asked for.
+    pub kept: Kept,
     /// Its locks (L15).
     pub locks: Vec<Lease>,
     /// Where its parts are on the host.
@@ -24,6 +31,17 @@ pub struct Diagnosis {
     pub reads: Vec<(String, u64)>,
     /// What that means, and what helps.
     pub remarks: Vec<Remark>,
+}
+
+/// The snapshots of a sandbox that somebody asked for, and that are there.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// The newest of them, newest first.
+    pub newest: Vec<Snapshot>,
+    /// How many there are.
+    pub count: u64,
+    /// What they hold beyond their images, as it was seen last; what they share is counted with each.
+    pub size_bytes: u64,
 }
 
 /// One thing that is worth saying.
@@ -52,6 +70,7 @@ impl Engine {
         } else {
             None
         };
+        let (auto_saved, kept) = inner.saved_states(&sandbox).await?;
         let reads = inner.knowledge.reads(&sandbox.id);
         let view = inner.view(sandbox);
         let remarks = remarks(&view);

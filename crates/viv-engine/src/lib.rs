@@ -58,7 +58,7 @@ pub use breaker::BreakerStatus;
 pub use clock::Clock;
 pub use command::{CreateRequest, Created, KeyedBy};
 pub use config::{Budgets, EngineConfig, Failpoint, Periods};
-pub use diagnose::{Diagnosis, Remark};
+pub use diagnose::{Diagnosis, Kept, Remark};
 pub use drain::DrainStatus;
 pub use engine::Engine;
 pub use error::EngineError;

@@ -90,3 +90,35 @@ async fn l11_going_back_and_forking_are_answered_when_they_are_ready() {
     assert_eq!(world.post("/v1/sandboxes/a/snapshots", json!({})).await.is(410).code(), "gone");
     assert_eq!(world.post("/v1/sandboxes/a/reset", json!({})).await.is(410).code(), "gone");
 }
+
+#[tokio::test]
+async fn t8_the_diagnosis_tells_what_was_saved_and_who_holds_the_locks() {
+    let world = World::new().await;
+    let made = world.post("/v1/sandboxes", json!({"name": "a"})).await.is(201).json();
+    let mut sizes = Vec::new();
+    for at in 0..12 {
+        let path = format!("/v1/sandboxes/a/files?path=/workspace/f{at}");
+        world.put_bytes(&path, "application/octet-stream", vec![b'x'; 100]).await.is(200);
+        let kept = world.post("/v1/sandboxes/a/snapshots", json!({"name": format!("s{at}")})).await.is(201).json();
+        sizes.push(kept["size_bytes"].as_u64().unwrap());
+    }
+    let shown = world.get("/v1/sandboxes/a/diagnosis").await.is(200).json();
+    assert_eq!(shown["auto_saved"], json!(null), "nothing was saved by itself");
+    let names: Vec<&str> = shown["snapshots"].as_array().unwrap().iter().map(|one| text(&one["name"])).collect();
+    assert_eq!(names, ["s11", "s10", "s9", "s8", "s7", "s6", "s5", "s4", "s3", "s2"], "the newest, newest first");
+    assert_eq!(shown["snapshots_count"], 12);
+    assert_eq!(shown["snapshots_bytes"], sizes.iter().sum::<u64>());
+    let lock = &shown["locks"]["lifecycle"];
+    assert_eq!((&lock["holder"], &shown["locks"]["start"]), (&json!("test"), &json!(null)));
+    let (since, expires) = (lock["since_at_ms"].as_u64().unwrap(), lock["expires_at_ms"].as_u64().unwrap());
+    assert!(since >= made["created_at_ms"].as_u64().unwrap() && expires > since, "{lock}");
+    assert!(lock["token"].as_u64().is_some_and(|token| token > 0), "{lock}");
+
+    world.post("/v1/sandboxes/a/stop", json!({})).await.is(200);
+    let shown = world.get("/v1/sandboxes/a/diagnosis").await.is(200).json();
+    let saved = &shown["auto_saved"];
+    assert_eq!((&saved["generation"], &shown["snapshots_count"]), (&json!(1), &json!(12)));
+    assert!(saved["size_bytes"].as_u64().is_some_and(|bytes| bytes >= *sizes.last().unwrap()), "{saved}");
+    let of_row = world.get(&format!("/v1/snapshots/{}", text(&saved["id"]))).await.is(200).json();
+    assert_eq!((&of_row["kind"], &of_row["integrity"]), (&json!("auto"), &saved["integrity"]));
+}
