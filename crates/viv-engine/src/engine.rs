@@ -9,7 +9,7 @@ use tokio::sync::{Notify, watch};
 use viv_core::lifecycle::{Accepted, Event, Happened, Moment, Phase, PhaseName, Sandbox, Stepped, outstanding, step};
 use viv_core::{FencingToken, SandboxId};
 use viv_provider::{Capability, Provider};
-use viv_store::{Change, Epoch, LeaseKind, Quota, Store, StoreError};
+use viv_store::{Change, Epoch, Lease, LeaseKind, Quota, Store, StoreError};
 
 use crate::breaker::{Breaker, BreakerStatus};
 use crate::clock::Clock;
@@ -240,6 +240,27 @@ impl Inner {
     pub(crate) async fn load(&self, sandbox: &SandboxId) -> Result<Sandbox, EngineError> {
         let found = self.store.get(sandbox).await?;
         found.ok_or_else(|| EngineError::NotFound { which: sandbox.to_string() })
+    }
+
+    /// What somebody asks for. Who finds it locked by somebody else is told by whom, and nothing is recorded (L15).
+    pub(crate) async fn ask(self: &Arc<Self>, sandbox: &SandboxId, event: &Event) -> Result<Applied, EngineError> {
+        self.check_locks(sandbox).await?;
+        self.apply(sandbox, event).await
+    }
+
+    /// Refuses what would cross somebody else's work. A lease that has lapsed stands in nobody's way.
+    async fn check_locks(&self, sandbox: &SandboxId) -> Result<(), EngineError> {
+        let (held, now_ms) = (self.store.leases(sandbox).await?, self.clock.now_ms());
+        let ours = |lease: &Lease| lease.holder == self.config.holder;
+        if let Some(other) = held.iter().find(|lease| !ours(lease) && lease.expires_at_ms > now_ms) {
+            return Err(EngineError::Locked(Box::new(other.clone())));
+        }
+        // What we held was somebody else's meanwhile: what we do from now on has a greater token than theirs.
+        let held = |token| held.iter().any(|lease| ours(lease) && lease.token == token);
+        if self.knowledge.token(sandbox).is_some_and(|token| !held(token)) {
+            self.knowledge.forget_token(sandbox);
+        }
+        Ok(())
     }
 
     /// The one way by which a record changes: load, step, compare-and-set with the journal's line, tell who waits.

@@ -239,6 +239,16 @@ pub enum LeaseKind {
     Start,
 }
 
+impl LeaseKind {
+    /// The word for it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Lifecycle => "lifecycle",
+            Self::Start => "start",
+        }
+    }
+}
+
 /// A lease on a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {

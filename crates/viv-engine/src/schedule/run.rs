@@ -119,7 +119,7 @@ impl Engine {
         }
         inner.reached("schedule.entering");
         let not_started = |what: String, run: Run| Ok(Some((RunOutcome::NotStarted { what }, run)));
-        match inner.apply(id, &Event::Enter { kind: EntryKind::Schedule, by: actor(&schedule.id) }).await {
+        match inner.enter(id, EntryKind::Schedule, actor(&schedule.id)).await {
             Ok(entered) => {
                 // The entry itself counts as activity (L4): from then on it is somebody else's.
                 let at_ms = entered.sandbox().entry.map_or(0, |entry| entry.at_ms);

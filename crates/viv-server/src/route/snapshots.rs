@@ -33,11 +33,12 @@ use crate::stream::{bytes, regardless};
 const CURSOR: &str = "^[0-9]{1,15}\\.snp_[a-z0-9]{1,48}$";
 
 /// What can go wrong where a new instance is to be.
-const MAKING: [ErrorCode; 6] = [
+const MAKING: [ErrorCode; 7] = [
     ErrorCode::NotFound,
     ErrorCode::Conflict,
     ErrorCode::NotRunning,
     ErrorCode::AbsenceUnproven,
+    ErrorCode::LifecycleLocked,
     ErrorCode::QuotaExceeded,
     ErrorCode::Timeout,
 ];
