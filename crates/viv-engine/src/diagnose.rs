@@ -1,11 +1,17 @@
 //! Everything that is known of one sandbox, apart and together (T8), with what it means in words.
 
-use viv_core::lifecycle::{Finding, Phase, Status};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use viv_core::hook::HookAction;
+use viv_core::lifecycle::{Finding, Phase, Sandbox, Status};
+use viv_core::snapshot::{Snapshot, SnapshotKind, SnapshotState};
 use viv_core::spec::Project;
 use viv_provider::{Observation, Whereabouts};
 use viv_store::Lease;
 
-use crate::engine::Engine;
+use crate::breaker::destination;
+use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
 use crate::read::{View, Which, has_instance};
 
@@ -73,8 +79,47 @@ impl Engine {
         let (auto_saved, kept) = inner.saved_states(&sandbox).await?;
         let reads = inner.knowledge.reads(&sandbox.id);
         let view = inner.view(sandbox);
-        let remarks = remarks(&view);
-        Ok(Diagnosis { view, provider, locks, whereabouts, reads, remarks })
+        let mut remarks = remarks(&view);
+        remarks.extend(inner.left_alone(&view.sandbox));
+        Ok(Diagnosis { view, provider, auto_saved, kept, locks, whereabouts, reads, remarks })
+    }
+}
+
+impl Inner {
+    /// Whom its hooks go to and who is left alone for a while (J7).
+    fn left_alone(&self, sandbox: &Sandbox) -> Vec<Remark> {
+        let open = self.outside.status(self.clock.now_ms()).into_iter().filter(|breaker| breaker.open);
+        let to = sandbox.spec.hooks.values().filter_map(|hook| match &hook.action {
+            HookAction::Webhook { url, .. } => Some(destination(url)),
+            HookAction::Command { .. } => None,
+        });
+        let to: BTreeSet<String> = to.collect();
+        let about = open.filter(|breaker| to.contains(&breaker.destination)).map(|breaker| Remark {
+            code: "webhook_left_alone",
+            what: format!(
+                "{} failed {} times in a row, and is asked again later",
+                breaker.destination, breaker.failures
+            ),
+            helps: format!("viv timeline {}", sandbox.id),
+        });
+        about.collect()
+    }
+
+    /// What was saved of it: by itself, and because somebody asked.
+    async fn saved_states(self: &Arc<Self>, sandbox: &Sandbox) -> Result<(Option<Snapshot>, Kept), EngineError> {
+        let auto_saved = match &sandbox.saved {
+            Some(saved) => {
+                self.refresh_snapshot(saved).await;
+                self.store.snapshot(saved).await?
+            }
+            None => None,
+        };
+        let mut newest = self.rows_of(&sandbox.id).await?;
+        newest.retain(|row| row.kind == SnapshotKind::Manual && row.state == SnapshotState::Ready);
+        let count = newest.len() as u64;
+        let size_bytes = newest.iter().filter_map(|row| row.seen.as_ref()).map(|seen| seen.size_bytes).sum();
+        newest.truncate(SNAPSHOTS_TOLD);
+        Ok((auto_saved, Kept { newest, count, size_bytes }))
     }
 }
 

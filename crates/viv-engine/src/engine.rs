@@ -11,7 +11,7 @@ use viv_core::{FencingToken, SandboxId};
 use viv_provider::{Capability, Provider};
 use viv_store::{Change, Epoch, Lease, LeaseKind, Quota, Store, StoreError};
 
-use crate::breaker::{Breaker, BreakerStatus};
+use crate::breaker::{Breaker, BreakerStatus, Outside};
 use crate::clock::Clock;
 use crate::config::EngineConfig;
 use crate::driver::Drivers;
@@ -60,6 +60,7 @@ pub(crate) struct Inner {
     pub(crate) timer: Timer,
     pub(crate) knowledge: Knowledge,
     pub(crate) breaker: Breaker,
+    pub(crate) outside: Outside,
     pub(crate) drivers: Drivers,
     pub(crate) watches: Watches,
     pub(crate) listeners: Listeners,
@@ -126,6 +127,7 @@ impl Engine {
                 timer: Timer::default(),
                 knowledge: Knowledge::default(),
                 breaker: Breaker::default(),
+                outside: Outside::default(),
                 drivers: Drivers::default(),
                 watches: Watches::default(),
                 listeners: Listeners::default(),
@@ -165,10 +167,11 @@ impl Engine {
         let _ = ending.wait_for(|ending| *ending).await;
     }
 
-    /// How it stands with the provider.
+    /// How it stands with the provider, and with those outside who fail.
     pub fn breakers(&self) -> Vec<BreakerStatus> {
-        let inner = &self.inner;
-        vec![inner.breaker.status(inner.provider.name(), inner.clock.now_ms())]
+        let (inner, now_ms) = (&self.inner, self.inner.clock.now_ms());
+        let provider = inner.breaker.status(inner.provider.name(), now_ms);
+        std::iter::once(provider).chain(inner.outside.status(now_ms)).collect()
     }
 
     /// The clock by which times are shown.

@@ -54,7 +54,7 @@ mod snapshot;
 mod timer;
 mod watch;
 
-pub use breaker::BreakerStatus;
+pub use breaker::{BreakerKind, BreakerStatus};
 pub use clock::Clock;
 pub use command::{CreateRequest, Created, KeyedBy};
 pub use config::{Budgets, EngineConfig, Failpoint, Periods};
@@ -64,7 +64,7 @@ pub use engine::Engine;
 pub use error::EngineError;
 pub use gate::{Gate, GateSetting, Gates};
 pub use handle::Handle;
-pub use hook::{Delivered, Delivery, Webhooks};
+pub use hook::{Delivered, Delivery, Undelivered, Webhooks};
 pub use read::{Resources, Stats, View, Which};
 pub use reconcile::{ReconcilerName, ReconcilerStatus};
 pub use schedule::{NewSchedule, ScheduleChange};
