@@ -67,5 +67,5 @@ pub use handle::Handle;
 pub use hook::{Delivered, Delivery, Undelivered, Webhooks};
 pub use read::{Resources, Stats, View, Which};
 pub use reconcile::{ReconcilerName, ReconcilerStatus};
-pub use schedule::{NewSchedule, ScheduleChange};
+pub use schedule::{CommandChange, NewSchedule, ScheduleChange};
 pub use snapshot::{ForkRequest, Forked, ForkedFrom, NewSnapshot, RollbackRequest};
