@@ -20,7 +20,7 @@ impl World<'_> {
         let (engine, id) = (self.engine().clone(), id.clone());
         match what {
             0..2 => {
-                let new = NewSnapshot { name: None, labels: BTreeMap::new(), by: somebody() };
+                let new = NewSnapshot { name: None, labels: BTreeMap::new(), by: somebody(), key: None };
                 tokio::spawn(async move { engine.make_snapshot(&id, new).await.map(drop) });
             }
             2 => {
@@ -42,6 +42,7 @@ impl World<'_> {
                     policy: None,
                     labels: BTreeMap::new(),
                     by: somebody(),
+                    key: None,
                 };
                 tokio::spawn(async move { engine.fork(request).await.map(drop) });
             }

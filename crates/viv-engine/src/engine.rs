@@ -346,7 +346,11 @@ impl Inner {
         unused_since_ms: Option<u64>,
         snapshots: Vec<viv_core::snapshot::Snapshot>,
     ) -> Result<Sandbox, EngineError> {
-        let change = Change { sandbox: next.clone(), lines, idempotency: None, quota, unused_since_ms, snapshots };
+        self.commit_change(Change { sandbox: next, lines, idempotency: None, quota, unused_since_ms, snapshots }).await
+    }
+
+    pub(crate) async fn commit_change(self: &Arc<Self>, change: Change) -> Result<Sandbox, EngineError> {
+        let next = change.sandbox.clone();
         let committed = self.store.commit(self.epoch, change).await.map_err(EngineError::from);
         committed.inspect_err(|error| self.heed(error))?;
         self.committed(&next);

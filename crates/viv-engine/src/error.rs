@@ -103,10 +103,10 @@ pub enum EngineError {
         by: SandboxId,
     },
     /// The idempotency key was used with another body (L1).
-    #[error("the idempotency key was used before with another request, which made {sandbox}")]
+    #[error("the idempotency key was used before with another request, which made {made}")]
     IdempotencyMismatch {
         /// What that made.
-        sandbox: SandboxId,
+        made: String,
     },
     /// A quota is exhausted (L18).
     #[error("{limit}: {used} of {max} are in use")]

@@ -68,4 +68,4 @@ pub use hook::{Delivered, Delivery, Undelivered, Webhooks};
 pub use read::{Resources, Stats, View, Which};
 pub use reconcile::{ReconcilerName, ReconcilerStatus};
 pub use schedule::{CommandChange, NewSchedule, ScheduleChange};
-pub use snapshot::{ForkRequest, Forked, ForkedFrom, NewSnapshot, RollbackRequest};
+pub use snapshot::{ForkRequest, Forked, ForkedFrom, NewSnapshot, RollbackRequest, SnapshotMade};

@@ -168,14 +168,15 @@ fn put_labels(db: &Connection, sandbox: &Sandbox, new: bool) -> Result<()> {
 }
 
 fn remember(db: &Connection, key: &Idempotency, sandbox: &Sandbox) -> Result<()> {
-    db.prepare_cached("INSERT INTO idempotency VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)")?.execute(params![
+    db.prepare_cached("INSERT INTO idempotency VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)")?.execute(params![
         key.project.as_str(),
         key.route,
         key.key,
         key.body_hash,
         sandbox.id.as_str(),
         int(key.at_ms),
-        sandbox.is_over(),
+        sandbox.is_over() || key.made.is_some(),
+        key.made,
     ])?;
     Ok(())
 }
