@@ -154,3 +154,38 @@ fn t7_an_entry_looks_for_what_was_silent_before_it_is_replaced() {
         }
     });
 }
+
+/// What is done about a snapshot of what is over, or of no sandbox, leaves nobody holding anything.
+#[test]
+fn l15_what_is_done_about_snapshots_leaves_no_lease_behind() {
+    paused(async {
+        let place = place().await;
+        // A file that is none: its snapshot has a fence of its own.
+        let file = Box::new(std::io::Cursor::new(b"no snapshot".to_vec()));
+        let refused = place.engine.import_snapshot(Project::default(), None, by(), file).await;
+        assert!(matches!(refused, Err(EngineError::Provider(ProviderError::Unsupported { .. }))), "{refused:?}");
+        let lines = place.store.journal(Cursor(0), &JournalFilter::default(), 1_000).await.unwrap();
+        let asked = lines.iter().find(|line| line.line.kind == "snapshot.asked_for").unwrap();
+        let fence = asked.line.data["snapshot"].as_str().unwrap().replace(SnapshotId::PREFIX, SandboxId::PREFIX);
+        assert_eq!(place.store.leases(&fence.parse().unwrap()).await.unwrap(), []);
+        assert_eq!(place.engine.stats(None).await.unwrap().known, 0);
+
+        // One that outlives its sandbox, because another one began with it.
+        let source = place.made(request()).await;
+        let new = NewSnapshot { name: None, labels: BTreeMap::new(), by: by(), key: None };
+        let snapshot = place.engine.make_snapshot(&source, new).await.unwrap().row.id;
+        let other = place.made(CreateRequest { snapshot: Some(snapshot.clone()), ..request() }).await;
+        place.delete(&source).await;
+        assert_eq!(place.store.leases(&source).await.unwrap(), []);
+        place.delete(&other).await;
+        let until = tokio::time::Instant::now() + VERY_LONG;
+        while place.store.snapshot(&snapshot).await.unwrap().is_some() {
+            assert!(tokio::time::Instant::now() < until, "it is of no use to anybody");
+            place.engine.reconcile();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        for id in [&source, &other] {
+            assert_eq!(place.store.leases(id).await.unwrap(), []);
+        }
+    });
+}

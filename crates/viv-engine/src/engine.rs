@@ -422,6 +422,18 @@ impl Inner {
         Ok(lease.token)
     }
 
+    /// Something was done about it. What nobody records, or is over, is held no longer than that.
+    pub(crate) async fn let_go(&self, sandbox: &SandboxId) -> Result<(), EngineError> {
+        if self.store.get(sandbox).await?.is_some_and(|record| !record.is_over()) {
+            return Ok(());
+        }
+        let held = self.store.leases(sandbox).await?;
+        for lease in held.into_iter().filter(|lease| lease.holder == self.config.holder) {
+            self.store.release(self.epoch, sandbox, lease.kind, lease.token).await?;
+        }
+        Ok(())
+    }
+
     /// A provider has seen a greater token than ours, and we own the store: it was given by an owner whose records are
     /// not here any more, as when they were restored from a backup. The next lease is above it (L15).
     ///

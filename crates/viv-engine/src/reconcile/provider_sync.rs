@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use viv_core::lifecycle::{Actor, Event, Observed, Phase, PhaseName, Sandbox, Seen};
 use viv_core::{OperationId, SandboxId};
 use viv_provider::{InstanceRef, InstanceState, Listed, Mutation, PageRequest};
-use viv_store::{LeaseKind, ListQuery, NewLine};
+use viv_store::{ListQuery, NewLine};
 
 use super::Report;
 use crate::engine::{Applied, Inner};
@@ -185,10 +185,7 @@ async fn destroy(inner: &Arc<Inner>, instance: &InstanceRef) -> Result<(), Engin
         budget_ms: budget.as_millis() as u64,
     };
     let destroyed = inner.call(&instance.sandbox, budget, inner.provider.destroy(&mutation, &instance.sandbox)).await;
-    // What nobody records, or is over, is held only while it is collected.
-    if inner.store.get(&instance.sandbox).await?.is_none_or(|record| record.is_over()) {
-        inner.store.release(inner.epoch, &instance.sandbox, LeaseKind::Lifecycle, mutation.token).await?;
-    }
+    inner.let_go(&instance.sandbox).await?;
     destroyed.map_err(EngineError::Provider)
 }
 

@@ -282,8 +282,10 @@ impl Inner {
         let mutation = self.snapshot_mutation(row).await?;
         let sandbox = row.fence();
         let removed = self.provider.remove_snapshot(&mutation, &sandbox, &row.id);
+        let removed = self.call(&sandbox, self.config.budgets.call, removed).await;
+        self.let_go(&sandbox).await?;
         // What fails here leaves the row, which is looked at again.
-        self.call(&sandbox, self.config.budgets.call, removed).await.map_err(EngineError::Provider)?;
+        removed.map_err(EngineError::Provider)?;
         let lines = vec![line(row, "snapshot.failed", &row.by, self.clock.now_ms(), Some(why))];
         self.store.forget_snapshot(self.epoch, &row.id, lines).await?;
         Err(EngineError::NotSaved { sandbox, what: why.to_owned() })

@@ -53,7 +53,9 @@ impl Inner {
         let mutation = self.snapshot_mutation(row).await?;
         let sandbox = row.fence();
         let removed = self.provider.remove_snapshot(&mutation, &sandbox, &row.id);
-        match self.call(&sandbox, self.config.budgets.call, removed).await {
+        let removed = self.call(&sandbox, self.config.budgets.call, removed).await;
+        self.let_go(&sandbox).await?;
+        match removed {
             Ok(()) | Err(ProviderError::NotFound { .. }) => {
                 let lines = vec![line(row, "snapshot.removed", &row.by, self.clock.now_ms(), None)];
                 self.store.forget_snapshot(self.epoch, &row.id, lines).await?;
@@ -145,7 +147,9 @@ impl Inner {
             budget_ms: u64::try_from(self.config.budgets.call.as_millis()).unwrap_or(u64::MAX),
         };
         let removed = self.provider.remove_snapshot(&mutation, sandbox, &snapshot.id);
-        match self.call(sandbox, self.config.budgets.call, removed).await {
+        let removed = self.call(sandbox, self.config.budgets.call, removed).await;
+        self.let_go(sandbox).await?;
+        match removed {
             Ok(()) | Err(ProviderError::Conflict { .. }) => Ok(()),
             Err(error) => Err(EngineError::Provider(error)),
         }

@@ -57,8 +57,10 @@ impl Engine {
         let importing = Importing { engine: self.clone(), id: Some(row.id.clone()) };
         inner.store.put_snapshot(inner.epoch, row.clone(), asked).await?;
         let imported = self.read_in(&row, file).await;
+        // It has a fence of its own, which nobody needs any more, whatever came of it.
+        let let_go = inner.let_go(&row.fence()).await;
         importing.over();
-        imported
+        let_go.and(imported)
     }
 
     async fn read_in(&self, row: &Snapshot, file: ByteReader) -> Result<Snapshot, EngineError> {
