@@ -3,7 +3,7 @@
 use axum::http::Method;
 use serde_json::{Value, json};
 
-use crate::world::{Answered, World, bare, request};
+use crate::world::{Answered, World, bare, request, until};
 
 async fn key(world: &World, scope: &str, project: &str) -> String {
     let body = json!({"name": format!("{scope}-{project}"), "scope": scope, "project": project});
@@ -101,6 +101,9 @@ async fn t8_the_diagnosis_tells_what_was_saved_and_who_holds_the_locks() {
         world.put_bytes(&path, "application/octet-stream", vec![b'x'; 100]).await.is(200);
         let kept = world.post("/v1/sandboxes/a/snapshots", json!({"name": format!("s{at}")})).await.is(201).json();
         sizes.push(kept["size_bytes"].as_u64().unwrap());
+        // Those of one moment have no order.
+        let now_ms = world.engine.now_ms();
+        until("a later moment", async || (world.engine.now_ms() > now_ms).then_some(())).await;
     }
     let shown = world.get("/v1/sandboxes/a/diagnosis").await.is(200).json();
     assert_eq!(shown["auto_saved"], json!(null), "nothing was saved by itself");
