@@ -68,7 +68,7 @@ fn words(code: ErrorCode) -> (&'static str, &'static str) {
             "`details.used_by` says who. Delete those, or leave it: what nobody needs and nobody asked for goes by itself.",
         ),
         ErrorCode::IdempotencyMismatch => (
-            "The same `Idempotency-Key` came with another request before. Keys are kept for 24 hours and until the sandbox ended (L1).",
+            "The same `Idempotency-Key` came with another request before. Keys are kept for 24 hours, that of a create also until the sandbox ended (L1).",
             "Send the first request's body again to get its answer, or use a new key for a new request.",
         ),
         ErrorCode::NotRunning => (

@@ -8,6 +8,7 @@ use viv_core::snapshot as core_snapshot;
 use viv_core::spec;
 
 use crate::bound::{ImageName, Path, ProjectName, SandboxName, SnapshotRef};
+use crate::diagnosis::{Integrity, SnapshotShown};
 use crate::error::{ApiError, ErrorCode};
 use crate::limits::{Limit, Limits, LimitsInForce};
 use crate::sandbox::{
@@ -141,6 +142,7 @@ same_words! {
     core_snapshot::SnapshotKind => SnapshotKind { Auto, Manual, Fork, Imported }
     core_snapshot::SnapshotState => SnapshotState { Saving, Ready, Removing }
     core_snapshot::SnapshotIntegrity => SnapshotIntegrity { Pending, Verified, Damaged }
+    core_snapshot::SnapshotIntegrity => Integrity { Pending, Verified, Damaged }
     lifecycle::Desired => Desired { Running, Hibernated, Gone }
     lifecycle::Finding => ProbeOutcome { Ok, Unhealthy, Timeout, Gone }
 }
@@ -180,6 +182,20 @@ impl From<core_snapshot::Snapshot> for Snapshot {
             copied_bytes: seen.map(|seen| seen.copied_bytes),
             observed_at_ms: seen.map(|seen| seen.at_ms),
             used_by: Vec::new(),
+        }
+    }
+}
+
+impl From<core_snapshot::Snapshot> for SnapshotShown {
+    fn from(row: core_snapshot::Snapshot) -> Self {
+        let seen = row.seen.as_ref();
+        Self {
+            name: row.name.map(|name| name.to_string()),
+            generation: row.generation,
+            created_at_ms: row.created_at_ms,
+            size_bytes: seen.map_or(0, |seen| seen.size_bytes),
+            integrity: seen.map_or(Integrity::Pending, |seen| seen.integrity.into()),
+            id: row.id,
         }
     }
 }

@@ -18,8 +18,14 @@ pub struct Diagnosis {
     pub transition: Option<Transition>,
     /// The latest state that was saved by itself.
     pub auto_saved: Option<SnapshotShown>,
-    /// Snapshots that were asked for.
+    /// Snapshots that were asked for: the newest of them, newest first.
     pub snapshots: Vec<SnapshotShown>,
+    /// How many of those there are.
+    #[serde(default)]
+    pub snapshots_count: u64,
+    /// What all of those hold beyond their images; what they share is counted with each.
+    #[serde(default)]
+    pub snapshots_bytes: u64,
     /// Both locks.
     pub locks: Locks,
     /// When each client last read this sandbox.
@@ -63,6 +69,9 @@ pub struct SnapshotShown {
     /// Its id.
     #[cfg_attr(feature = "openapi", schema(value_type = String))]
     pub id: SnapshotId,
+    /// What it is called, if it has a name.
+    #[serde(default)]
+    pub name: Option<String>,
     /// Of which generation.
     #[cfg_attr(feature = "openapi", schema(value_type = u64))]
     pub generation: Generation,

@@ -1,7 +1,7 @@
 //! Headers with a meaning of ours.
 
-/// Says that two requests are one ([`crate::bound::IdempotencyKey`]). For `POST /v1/sandboxes` and for starting an
-/// execution.
+/// Says that two requests are one ([`crate::bound::IdempotencyKey`]). For making sandboxes and snapshots, for forking,
+/// and for starting an execution.
 pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
 
 /// The generation that a call is about, as the query parameter `generation`; if both are given they must be equal.

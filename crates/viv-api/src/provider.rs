@@ -6,7 +6,6 @@ use viv_provider as provider;
 use viv_provider::{InstanceState, ProviderError};
 
 use crate::daemon::CapabilityShown;
-use crate::diagnosis::Integrity;
 use crate::error::{ApiError, ErrorCode, ErrorDetails};
 use crate::execution::{Execution, ExecutionState};
 use crate::resources::{Disk, OomKill, Usage};
@@ -78,16 +77,6 @@ impl From<provider::Usage> for Usage {
 impl From<provider::DiskUsage> for Disk {
     fn from(disk: provider::DiskUsage) -> Self {
         Self { own_bytes: disk.own_bytes, shared_bytes: disk.shared_bytes, limit_bytes: disk.limit_bytes }
-    }
-}
-
-impl From<provider::Integrity> for Integrity {
-    fn from(integrity: provider::Integrity) -> Self {
-        match integrity {
-            provider::Integrity::Pending => Self::Pending,
-            provider::Integrity::Verified => Self::Verified,
-            provider::Integrity::Damaged => Self::Damaged,
-        }
     }
 }
 

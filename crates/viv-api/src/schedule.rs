@@ -88,7 +88,7 @@ impl CreateSchedule {
 /// What is to be otherwise about a schedule; what is not said stays. A run that is under way goes on as it was.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[cfg_attr(feature = "openapi", schema(example = json!({"enabled": false})))]
+#[cfg_attr(feature = "openapi", schema(example = json!({"argv": ["sh", "-c", "./sync.sh --all"], "enabled": true})))]
 #[serde(default, deny_unknown_fields)]
 pub struct ChangeSchedule {
     /// When.
@@ -97,6 +97,21 @@ pub struct ChangeSchedule {
     /// By which clock.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub zone: Option<ZoneName>,
+    /// Program and arguments.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub argv: Option<Argv>,
+    /// All that is added to the sandbox's own environment: what was added before is not any more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub env: Option<CommandEnv>,
+    /// Where to start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cwd: Option<Path>,
+    /// As whom.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<UserName>,
+    /// End a run after this long.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit_ms: Option<ExecutionMs>,
     /// What becomes of occurrences at which no daemon was there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub missed: Option<MissedRuns>,

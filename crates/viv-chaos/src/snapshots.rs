@@ -34,7 +34,7 @@ impl World<'_> {
         let (engine, sandbox) = (self.engine(), id.clone());
         match deed {
             Deed::Snapshot => {
-                let new = NewSnapshot { name: None, labels: BTreeMap::new(), by: somebody() };
+                let new = NewSnapshot { name: None, labels: BTreeMap::new(), by: somebody(), key: None };
                 let asked = async move { engine.make_snapshot(&sandbox, new).await.map(|_| Told::Done) };
                 self.ask(deed, Some(id), asked).await
             }
@@ -63,6 +63,7 @@ impl World<'_> {
                     policy: None,
                     labels: BTreeMap::new(),
                     by: somebody(),
+                    key: None,
                 };
                 let asked = async move {
                     let forked = engine.fork(request).await?;

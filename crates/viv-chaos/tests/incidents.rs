@@ -174,8 +174,8 @@ fn incident_14_no_verb_changes_the_policy() {
         let place = place().await;
         let id = place.made(persistent()).await;
         let policy = place.record(&id).await.policy;
-        let snapshot = NewSnapshot { name: None, labels: BTreeMap::new(), by: by() };
-        let saved = place.engine.make_snapshot(&id, snapshot).await.unwrap().id;
+        let snapshot = NewSnapshot { name: None, labels: BTreeMap::new(), by: by(), key: None };
+        let saved = place.engine.make_snapshot(&id, snapshot).await.unwrap().row.id;
         for verb in 0..7 {
             match verb {
                 0 => drop(place.engine.work_in(&Project::default(), &Which::Id(id.clone()), None).await.unwrap()),

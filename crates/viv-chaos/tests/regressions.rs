@@ -471,6 +471,7 @@ fn l20_what_is_removed_of_the_gone_leaves_no_lease() {
             policy: None,
             labels: std::collections::BTreeMap::new(),
             by: by(),
+            key: None,
         };
         let fork = place.engine.fork(request).await.unwrap().views.remove(0).sandbox.id;
         place.engine.wait_ready(&fork, LONG).await.unwrap();

@@ -1,13 +1,22 @@
 //! Everything that is known of one sandbox, apart and together (T8), with what it means in words.
 
-use viv_core::lifecycle::{Finding, Phase, Status};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use viv_core::hook::HookAction;
+use viv_core::lifecycle::{Finding, Phase, Sandbox, Status};
+use viv_core::snapshot::{Snapshot, SnapshotKind, SnapshotState};
 use viv_core::spec::Project;
 use viv_provider::{Observation, Whereabouts};
 use viv_store::Lease;
 
-use crate::engine::Engine;
+use crate::breaker::destination;
+use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
 use crate::read::{View, Which, has_instance};
+
+/// Snapshots that are told one by one; the others are counted.
+const SNAPSHOTS_TOLD: usize = 10;
 
 /// Everything that is known of one sandbox.
 #[derive(Debug, Clone)]
@@ -16,6 +25,10 @@ pub struct Diagnosis {
     pub view: View,
     /// What the provider says right now; an error in words when it did not.
     pub provider: Result<Observation, String>,
+    /// The latest state that was saved by itself, or gone back to.
+    pub auto_saved: Option<Snapshot>,
+    /// The snapshots that were asked for.
+    pub kept: Kept,
     /// Its locks (L15).
     pub locks: Vec<Lease>,
     /// Where its parts are on the host.
@@ -24,6 +37,17 @@ pub struct Diagnosis {
     pub reads: Vec<(String, u64)>,
     /// What that means, and what helps.
     pub remarks: Vec<Remark>,
+}
+
+/// The snapshots of a sandbox that somebody asked for, and that are there.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// The newest of them, newest first.
+    pub newest: Vec<Snapshot>,
+    /// How many there are.
+    pub count: u64,
+    /// What they hold beyond their images, as it was seen last; what they share is counted with each.
+    pub size_bytes: u64,
 }
 
 /// One thing that is worth saying.
@@ -52,10 +76,50 @@ impl Engine {
         } else {
             None
         };
+        let (auto_saved, kept) = inner.saved_states(&sandbox).await?;
         let reads = inner.knowledge.reads(&sandbox.id);
         let view = inner.view(sandbox);
-        let remarks = remarks(&view);
-        Ok(Diagnosis { view, provider, locks, whereabouts, reads, remarks })
+        let mut remarks = remarks(&view);
+        remarks.extend(inner.left_alone(&view.sandbox));
+        Ok(Diagnosis { view, provider, auto_saved, kept, locks, whereabouts, reads, remarks })
+    }
+}
+
+impl Inner {
+    /// Whom its hooks go to and who is left alone for a while (J7).
+    fn left_alone(&self, sandbox: &Sandbox) -> Vec<Remark> {
+        let open = self.outside.status(self.clock.now_ms()).into_iter().filter(|breaker| breaker.open);
+        let to = sandbox.spec.hooks.values().filter_map(|hook| match &hook.action {
+            HookAction::Webhook { url, .. } => Some(destination(url)),
+            HookAction::Command { .. } => None,
+        });
+        let to: BTreeSet<String> = to.collect();
+        let about = open.filter(|breaker| to.contains(&breaker.destination)).map(|breaker| Remark {
+            code: "webhook_left_alone",
+            what: format!(
+                "{} failed {} times in a row, and is asked again later",
+                breaker.destination, breaker.failures
+            ),
+            helps: format!("viv timeline {}", sandbox.id),
+        });
+        about.collect()
+    }
+
+    /// What was saved of it: by itself, and because somebody asked.
+    async fn saved_states(self: &Arc<Self>, sandbox: &Sandbox) -> Result<(Option<Snapshot>, Kept), EngineError> {
+        let auto_saved = match &sandbox.saved {
+            Some(saved) => {
+                self.refresh_snapshot(saved).await;
+                self.store.snapshot(saved).await?
+            }
+            None => None,
+        };
+        let mut newest = self.rows_of(&sandbox.id).await?;
+        newest.retain(|row| row.kind == SnapshotKind::Manual && row.state == SnapshotState::Ready);
+        let count = newest.len() as u64;
+        let size_bytes = newest.iter().filter_map(|row| row.seen.as_ref()).map(|seen| seen.size_bytes).sum();
+        newest.truncate(SNAPSHOTS_TOLD);
+        Ok((auto_saved, Kept { newest, count, size_bytes }))
     }
 }
 

@@ -127,7 +127,8 @@ impl Inner {
         if (1..=self.config.timings.backoff_ms_max).contains(&waits_ms) {
             return Ok(false);
         }
-        self.work(&record, &effect, work, driver).await
+        // It is large, and most looks end before it.
+        Box::pin(self.work(&record, &effect, work, driver)).await
     }
 
     /// Performs the effect that is outstanding, unless the record turns to something else meanwhile.

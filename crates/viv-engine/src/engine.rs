@@ -9,9 +9,9 @@ use tokio::sync::{Notify, watch};
 use viv_core::lifecycle::{Accepted, Event, Happened, Moment, Phase, PhaseName, Sandbox, Stepped, outstanding, step};
 use viv_core::{FencingToken, SandboxId};
 use viv_provider::{Capability, Provider};
-use viv_store::{Change, Epoch, LeaseKind, Quota, Store, StoreError};
+use viv_store::{Change, Epoch, Lease, LeaseKind, Quota, Store, StoreError};
 
-use crate::breaker::{Breaker, BreakerStatus};
+use crate::breaker::{Breaker, BreakerStatus, Outside};
 use crate::clock::Clock;
 use crate::config::EngineConfig;
 use crate::driver::Drivers;
@@ -66,6 +66,7 @@ pub(crate) struct Inner {
     pub(crate) timer: Timer,
     pub(crate) knowledge: Knowledge,
     pub(crate) breaker: Breaker,
+    pub(crate) outside: Outside,
     pub(crate) drivers: Drivers,
     pub(crate) watches: Watches,
     pub(crate) listeners: Listeners,
@@ -148,6 +149,7 @@ impl Engine {
                 timer: Timer::default(),
                 knowledge: Knowledge::default(),
                 breaker: Breaker::default(),
+                outside: Outside::default(),
                 drivers: Drivers::default(),
                 watches: Watches::default(),
                 listeners: Listeners::default(),
@@ -191,10 +193,11 @@ impl Engine {
         let _ = ending.wait_for(|ending| *ending).await;
     }
 
-    /// How it stands with the provider.
+    /// How it stands with the provider, and with those outside who fail.
     pub fn breakers(&self) -> Vec<BreakerStatus> {
-        let inner = &self.inner;
-        vec![inner.breaker.status(inner.provider.name(), inner.clock.now_ms())]
+        let (inner, now_ms) = (&self.inner, self.inner.clock.now_ms());
+        let provider = inner.breaker.status(inner.provider.name(), now_ms);
+        std::iter::once(provider).chain(inner.outside.status(now_ms)).collect()
     }
 
     /// The clock by which times are shown.
@@ -274,6 +277,27 @@ impl Inner {
     pub(crate) async fn load(&self, sandbox: &SandboxId) -> Result<Sandbox, EngineError> {
         let found = self.store.get(sandbox).await?;
         found.ok_or_else(|| EngineError::NotFound { which: sandbox.to_string() })
+    }
+
+    /// What somebody asks for. Who finds it locked by somebody else is told by whom, and nothing is recorded (L15).
+    pub(crate) async fn ask(self: &Arc<Self>, sandbox: &SandboxId, event: &Event) -> Result<Applied, EngineError> {
+        self.check_locks(sandbox).await?;
+        self.apply(sandbox, event).await
+    }
+
+    /// Refuses what would cross somebody else's work. A lease that has lapsed stands in nobody's way.
+    async fn check_locks(&self, sandbox: &SandboxId) -> Result<(), EngineError> {
+        let (held, now_ms) = (self.store.leases(sandbox).await?, self.clock.now_ms());
+        let ours = |lease: &Lease| lease.holder == self.config.holder;
+        if let Some(other) = held.iter().find(|lease| !ours(lease) && lease.expires_at_ms > now_ms) {
+            return Err(EngineError::Locked(Box::new(other.clone())));
+        }
+        // What we held was somebody else's meanwhile: what we do from now on has a greater token than theirs.
+        let held = |token| held.iter().any(|lease| ours(lease) && lease.token == token);
+        if self.knowledge.token(sandbox).is_some_and(|token| !held(token)) {
+            self.knowledge.forget_token(sandbox);
+        }
+        Ok(())
     }
 
     /// The one way by which a record changes: load, step, compare-and-set with the journal's line, tell who waits.
@@ -356,7 +380,11 @@ impl Inner {
         unused_since_ms: Option<u64>,
         snapshots: Vec<viv_core::snapshot::Snapshot>,
     ) -> Result<Sandbox, EngineError> {
-        let change = Change { sandbox: next.clone(), lines, idempotency: None, quota, unused_since_ms, snapshots };
+        self.commit_change(Change { sandbox: next, lines, idempotency: None, quota, unused_since_ms, snapshots }).await
+    }
+
+    pub(crate) async fn commit_change(self: &Arc<Self>, change: Change) -> Result<Sandbox, EngineError> {
+        let next = change.sandbox.clone();
         let committed = self.store.commit(self.epoch, change).await.map_err(EngineError::from);
         committed.inspect_err(|error| self.heed(error))?;
         self.committed(&next);
@@ -457,11 +485,15 @@ impl Inner {
     }
 
     /// What nobody records, or is over, is held only while something of it is removed (L20).
-    pub(crate) async fn let_go(&self, sandbox: &SandboxId, token: FencingToken) {
+    pub(crate) async fn let_go(&self, sandbox: &SandboxId) {
         for _ in 0..LET_GO_TRIES {
             let released = async {
-                if self.store.get(sandbox).await?.is_none_or(|record| record.is_over()) {
-                    self.store.release(self.epoch, sandbox, LeaseKind::Lifecycle, token).await?;
+                if self.store.get(sandbox).await?.is_some_and(|record| !record.is_over()) {
+                    return Ok(());
+                }
+                let held = self.store.leases(sandbox).await?;
+                for lease in held.into_iter().filter(|lease| lease.holder == self.config.holder) {
+                    self.store.release(self.epoch, sandbox, lease.kind, lease.token).await?;
                 }
                 Ok::<_, EngineError>(())
             };

@@ -103,10 +103,10 @@ pub enum EngineError {
         by: SandboxId,
     },
     /// The idempotency key was used with another body (L1).
-    #[error("the idempotency key was used before with another request, which made {sandbox}")]
+    #[error("the idempotency key was used before with another request, which made {made}")]
     IdempotencyMismatch {
         /// What that made.
-        sandbox: SandboxId,
+        made: String,
     },
     /// A quota is exhausted (L18).
     #[error("{limit}: {used} of {max} are in use")]
@@ -146,8 +146,8 @@ pub enum EngineError {
         /// Why.
         what: String,
     },
-    /// Somebody else holds the lifecycle lock (L15).
-    #[error("the lifecycle lock of {} is held by {}", .0.sandbox, .0.holder)]
+    /// Somebody else holds the lifecycle lock, or that of starting (L15).
+    #[error("the {} lock of {} is held by {}", .0.kind.as_str(), .0.sandbox, .0.holder)]
     Locked(Box<Lease>),
     /// What it is, or how it stands, does not allow it.
     #[error("{sandbox} {what}")]

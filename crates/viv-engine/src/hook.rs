@@ -21,9 +21,11 @@ use viv_core::lifecycle::{Actor, Cause, Failure, FailureKind, HibernateStep, Out
 use viv_core::{ExecutionId, Generation, OperationId, SandboxId};
 use viv_provider::{InstanceRef, InstanceState, ProviderError};
 
+use crate::breaker::destination;
 use crate::effect::in_words;
 use crate::engine::Inner;
 use crate::error::EngineError;
+use crate::gate::Gate;
 use crate::journal;
 use crate::serve::how_it_ended;
 
@@ -62,8 +64,17 @@ pub struct Delivery {
     pub within: Duration,
 }
 
-/// What a delivery comes to: nothing, or why it failed, in words that hold no secret.
-pub type Delivered = Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
+/// Why a delivery failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Undelivered {
+    /// In words that hold no secret.
+    pub why: String,
+    /// Whether that is about the destination, which did not answer or said that it cannot now, and not about the request.
+    pub is_down: bool,
+}
+
+/// What a delivery comes to: nothing, or why it failed.
+pub type Delivered = Pin<Box<dyn Future<Output = Result<(), Undelivered>> + Send>>;
 
 /// Makes requests: whoever knows HTTP is handed in.
 #[derive(Clone)]
@@ -240,7 +251,7 @@ impl Inner {
                     body: body.to_string().into_bytes(),
                     within: TRY.min(Duration::from_millis(hook.deadline_ms)),
                 };
-                self.deliver(delivery, Duration::from_millis(hook.deadline_ms), point).await
+                self.deliver(&record.id, delivery, Duration::from_millis(hook.deadline_ms), point).await
             }
         };
         report.took_ms = self.clock.now_ms().saturating_sub(began_ms);
@@ -302,21 +313,39 @@ impl Inner {
         Ok(HookReport { point, ok, what, execution: Some(execution), tail, took_ms: 0 })
     }
 
-    /// Tries a few times, within the hook's deadline.
-    async fn deliver(&self, delivery: Delivery, within: Duration, point: HookPoint) -> HookReport {
+    /// Tries a few times, within the hook's deadline. A destination that failed too often is not asked for a while (J7).
+    async fn deliver(&self, of: &SandboxId, delivery: Delivery, within: Duration, point: HookPoint) -> HookReport {
         let report =
             |ok, what: String| HookReport { point, ok, what, execution: None, tail: String::new(), took_ms: 0 };
         let Some(webhooks) = &self.config.webhooks else {
             return report(false, "this daemon makes no requests to anybody outside".to_owned());
         };
+        let to = destination(&delivery.url);
         let mut last = "it was not answered in time".to_owned();
         let tries = async {
             let mut pause = TRY_AGAIN;
             for attempt in 1..=TRIES {
-                match tokio::time::timeout(delivery.within, (webhooks.0)(delivery.clone())).await {
-                    Ok(Ok(())) => return true,
-                    Ok(Err(why)) => last = why,
-                    Err(_) => {}
+                if self.is_gated(Gate::Breaker, of)
+                    && let Err(open) = self.outside.admit(&to, self.clock.now_ms())
+                {
+                    last = format!("{to} failed {} times in a row, and is asked again later", open.failures);
+                    return false;
+                }
+                let silent = || Undelivered { why: "did not answer in time".to_owned(), is_down: true };
+                let tried = tokio::time::timeout(delivery.within, (webhooks.0)(delivery.clone())).await;
+                match tried.unwrap_or_else(|_| Err(silent())) {
+                    Ok(()) => {
+                        self.outside.answered(&to);
+                        return true;
+                    }
+                    Err(Undelivered { why, is_down }) => {
+                        if is_down {
+                            self.outside.failed(&to, self.clock.now_ms());
+                        } else {
+                            self.outside.answered(&to);
+                        }
+                        last = why;
+                    }
                 }
                 if attempt < TRIES {
                     // Differs from one delivery to the next, so that many do not come at once.

@@ -213,3 +213,17 @@ fn helpful(error: ApiError) -> ApiError {
     };
     error.hint(hint)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn l15_an_absence_that_was_not_seen_is_a_conflict_of_its_own() {
+        let what = "the provider did not answer".to_owned();
+        let error = EngineError::AbsenceUnproven { sandbox: "sbx_1".parse().unwrap(), what: what.clone() };
+        let told = told(error);
+        assert_eq!((told.code.as_str(), told.status()), ("absence_unproven", 409));
+        assert_eq!(told.details.and_then(|details| details.what), Some(what));
+    }
+}

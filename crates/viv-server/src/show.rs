@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use viv_api::bound::{KeyId, LeaseName};
 use viv_api::daemon::{Finding, Gate as ShownGate, Reconciler, Severity, Version};
-use viv_api::diagnosis::{ClientRead, Diagnosis, HostView, LockShown, Locks, SnapshotShown, Transition};
+use viv_api::diagnosis::{ClientRead, Diagnosis, HostView, LockShown, Locks, Transition};
 use viv_api::event::Event;
 use viv_api::execution::Execution;
 use viv_api::key::{Key, Scope};
@@ -22,7 +22,7 @@ use viv_core::lifecycle as core;
 use viv_core::spec as core_spec;
 use viv_core::{Generation, SandboxId};
 use viv_engine::{Gate, ReconcilerName, ReconcilerStatus, Remark, View};
-use viv_provider::{ResourceLimits, SnapshotSeen, UNLIMITED, Whereabouts};
+use viv_provider::{ResourceLimits, UNLIMITED, Whereabouts};
 use viv_store::{ApiKey, JournalLine, KeyScope, LeaseKind};
 
 use crate::state::ServerState;
@@ -360,13 +360,8 @@ fn finding(remark: Remark) -> Finding {
 }
 
 /// All that is known about a sandbox. Where it is on the host is for those who run the host.
-pub(crate) fn diagnosis(
-    state: &ServerState,
-    diagnosis: viv_engine::Diagnosis,
-    saved: Option<SnapshotSeen>,
-    is_admin: bool,
-) -> Diagnosis {
-    let viv_engine::Diagnosis { view, provider, locks, whereabouts, reads, remarks } = diagnosis;
+pub(crate) fn diagnosis(state: &ServerState, diagnosis: viv_engine::Diagnosis, is_admin: bool) -> Diagnosis {
+    let viv_engine::Diagnosis { view, provider, auto_saved, kept, locks, whereabouts, reads, remarks } = diagnosis;
     let at_ms = view.now_ms;
     let transition = transition(&view.sandbox);
     let mut shown = sandbox(view, state.engine().provider().name());
@@ -404,14 +399,10 @@ pub(crate) fn diagnosis(
         sandbox: shown,
         at_ms,
         transition,
-        auto_saved: saved.map(|seen| SnapshotShown {
-            id: seen.snapshot.id,
-            generation: seen.snapshot.source.generation,
-            created_at_ms: seen.snapshot.created_at_ms,
-            size_bytes: seen.snapshot.size_bytes,
-            integrity: seen.integrity.into(),
-        }),
-        snapshots: Vec::new(),
+        auto_saved: auto_saved.map(Into::into),
+        snapshots: kept.newest.into_iter().map(Into::into).collect(),
+        snapshots_count: kept.count,
+        snapshots_bytes: kept.size_bytes,
         locks: shown_locks,
         reads: reads.into_iter().map(|(client, at_ms)| ClientRead { client, at_ms }).collect(),
         daemon: version(state),

@@ -21,7 +21,7 @@ use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
 use ureq::{Agent, config::Config, http::Uri};
-use viv_engine::{Delivery, Webhooks};
+use viv_engine::{Delivery, Undelivered, Webhooks};
 
 /// Headers of an answer; nobody reads more of one than its status.
 const HEADER_BYTES_MAX: usize = 64 << 10;
@@ -51,7 +51,7 @@ pub fn webhooks(config: &WebhookConfig) -> Webhooks {
                 let _permit = permit;
                 post(&agent, &delivery)
             });
-            posted.await.unwrap_or_else(|error| Err(error.to_string()))
+            posted.await.unwrap_or_else(|error| Err(Undelivered { why: error.to_string(), is_down: false }))
         })
     }))
 }
@@ -81,7 +81,7 @@ fn agent(config: &WebhookConfig) -> Agent {
 }
 
 /// One try. What is said about a failure names no path and no query of the URL: those are often secrets (S6).
-fn post(agent: &Agent, delivery: &Delivery) -> Result<(), String> {
+fn post(agent: &Agent, delivery: &Delivery) -> Result<(), Undelivered> {
     let request = agent
         .post(&delivery.url)
         .config()
@@ -90,16 +90,25 @@ fn post(agent: &Agent, delivery: &Delivery) -> Result<(), String> {
         .header("content-type", "application/json")
         .header("vivarium-delivery", &delivery.id)
         .header("vivarium-signature", signature(delivery));
+    let down = |why: String| Undelivered { why, is_down: true };
     let answer = request.send(&delivery.body[..]).map_err(|error| match error {
-        ureq::Error::Io(error) if error.kind() == io::ErrorKind::PermissionDenied => error.to_string(),
-        ureq::Error::Io(error) => format!("cannot be reached: {}", error.kind()),
-        ureq::Error::Timeout(_) => "did not answer in time".to_owned(),
-        ureq::Error::HostNotFound => "its host is not known".to_owned(),
-        ureq::Error::Tls(_) | ureq::Error::Rustls(_) => "its certificate is not believed".to_owned(),
-        _ => "answered something that is no HTTP".to_owned(),
+        // Refused here: nobody was asked.
+        ureq::Error::Io(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            Undelivered { why: error.to_string(), is_down: false }
+        }
+        ureq::Error::Io(error) => down(format!("cannot be reached: {}", error.kind())),
+        ureq::Error::Timeout(_) => down("did not answer in time".to_owned()),
+        ureq::Error::HostNotFound => down("its host is not known".to_owned()),
+        ureq::Error::Tls(_) | ureq::Error::Rustls(_) => down("its certificate is not believed".to_owned()),
+        _ => down("answered something that is no HTTP".to_owned()),
     })?;
     let status = answer.status();
-    if status.is_success() { Ok(()) } else { Err(format!("answered {}", status.as_u16())) }
+    if status.is_success() {
+        return Ok(());
+    }
+    // Who refuses one request may take another: many send theirs to the same host.
+    let is_down = status.is_server_error() || status == ureq::http::StatusCode::TOO_MANY_REQUESTS;
+    Err(Undelivered { why: format!("answered {}", status.as_u16()), is_down })
 }
 
 fn signature(delivery: &Delivery) -> String {
@@ -251,23 +260,25 @@ mod tests {
 
     #[test]
     fn redirects_are_not_followed_and_errors_hold_no_secret() {
-        for (answer, why) in [
-            ("HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n", "answered 302"),
-            ("HTTP/1.1 500 Oh\r\ncontent-length: 0\r\n\r\n", "answered 500"),
+        for (answer, why, is_down) in [
+            ("HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n", "answered 302", false),
+            ("HTTP/1.1 404 No\r\ncontent-length: 0\r\n\r\n", "answered 404", false),
+            ("HTTP/1.1 429 Much\r\ncontent-length: 0\r\n\r\n", "answered 429", true),
+            ("HTTP/1.1 500 Oh\r\ncontent-length: 0\r\n\r\n", "answered 500", true),
         ] {
             let (url, heard) = server(answer);
-            assert_eq!(post(&open(), &delivery(url)), Err(why.to_owned()));
+            assert_eq!(post(&open(), &delivery(url)), Err(Undelivered { why: why.to_owned(), is_down }));
             heard.join().unwrap();
         }
         let nobody = post(&open(), &delivery("http://127.0.0.1:1/hook?token=hidden".to_owned())).unwrap_err();
-        assert!(!nobody.contains("hidden"), "{nobody}");
+        assert!(nobody.is_down && !nobody.why.contains("hidden"), "{nobody:?}");
     }
 
     #[test]
     fn s2_private_addresses_are_refused_unless_they_are_allowed() {
         let closed = agent(&WebhookConfig::default());
         let refused = post(&closed, &delivery("http://localhost:1/".to_owned())).unwrap_err();
-        assert!(refused.contains("private address"), "{refused}");
+        assert!(refused.why.contains("private address") && !refused.is_down, "{refused:?}");
         let private = [
             "127.0.0.1",
             "10.1.2.3",

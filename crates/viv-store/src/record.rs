@@ -18,7 +18,7 @@ pub struct Change {
     pub sandbox: Sandbox,
     /// The lines about the change.
     pub lines: Vec<NewLine>,
-    /// For a create: the key under which it is remembered, checked and written in the same transaction (L1).
+    /// For what makes something: the key under which it is remembered, checked and written in the same transaction (L1).
     pub idempotency: Option<Idempotency>,
     /// For what makes something run, or lets it use more: the limits that are counted from rows in the same
     /// transaction (L18).
@@ -43,6 +43,9 @@ pub struct Idempotency {
     pub body_hash: [u8; 32],
     /// When.
     pub at_ms: u64,
+    /// What was made beside the record, in the words of who asks. With it the key is kept for its time; without, also
+    /// until the record is over.
+    pub made: Option<String>,
 }
 
 /// What is known about a key that was used before.
@@ -50,10 +53,12 @@ pub struct Idempotency {
 pub struct Remembered {
     /// The hash of the body that came with it.
     pub body_hash: [u8; 32],
-    /// What was made.
+    /// The record that was written with it.
     pub sandbox: SandboxId,
     /// When.
     pub at_ms: u64,
+    /// What was made beside that.
+    pub made: Option<String>,
 }
 
 /// How many sandboxes there may be whose phase is one of [`PhaseName::MAY_LIVE`], and what they may be allowed to use
@@ -237,6 +242,16 @@ pub enum LeaseKind {
     Lifecycle,
     /// Making an instance.
     Start,
+}
+
+impl LeaseKind {
+    /// The word for it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Lifecycle => "lifecycle",
+            Self::Start => "start",
+        }
+    }
 }
 
 /// A lease on a sandbox.

@@ -55,7 +55,7 @@ fn read(daemon: &Daemon, id: &SandboxId) -> String {
 }
 
 fn snapshot(daemon: &Daemon, id: &SandboxId) -> Snapshot {
-    let made = daemon.sandbox(id).make_snapshot(&CreateSnapshot::default()).unwrap();
+    let made = daemon.sandbox(id).make_snapshot(&CreateSnapshot::default(), None).unwrap();
     assert_eq!(made.state, SnapshotState::Ready, "{made:#?}");
     made
 }
@@ -125,7 +125,7 @@ fn l11_incident_38_ten_forks_at_once_share_nothing_but_their_beginning_which_out
     let sandbox = daemon.create();
     write(&daemon, &sandbox.id, "from the first");
     let request = Fork { count: Some(ForkCount::new(10).unwrap()), wait_ms: Some(long()), ..Fork::default() };
-    let forked = daemon.sandbox(&sandbox.id).fork(&request).unwrap();
+    let forked = daemon.sandbox(&sandbox.id).fork(&request, None).unwrap();
     let ids: BTreeSet<&SandboxId> = forked.sandboxes.iter().map(|fork| &fork.id).collect();
     assert_eq!(ids.len(), 10);
     for fork in &forked.sandboxes {
@@ -196,7 +196,7 @@ fn l11_a_delete_in_the_middle_of_a_save_leaves_no_row_and_no_layer() {
         daemon.sandbox(&sandbox.id).write_file(&query, &mut big.as_slice()).unwrap();
         std::thread::scope(|scope| {
             let saving = scope.spawn(|| match round % 2 {
-                0 => daemon.sandbox(&sandbox.id).make_snapshot(&CreateSnapshot::default()).map(drop),
+                0 => daemon.sandbox(&sandbox.id).make_snapshot(&CreateSnapshot::default(), None).map(drop),
                 _ => daemon
                     .sandbox(&sandbox.id)
                     .stop(&StopSandbox { wait_ms: Some(long()), failed_save: None })
@@ -320,7 +320,7 @@ fn l12_a_reset_begins_anew_under_the_same_name_and_keeps_what_others_need() {
     write(&daemon, &sandbox.id, "old");
     let (needed, of_nobody) = (snapshot(&daemon, &sandbox.id), snapshot(&daemon, &sandbox.id));
     let fork = Fork { wait_ms: Some(long()), ..Fork::default() };
-    let other = daemon.client().fork_snapshot(&needed.id, &fork).unwrap().sandboxes.remove(0);
+    let other = daemon.client().fork_snapshot(&needed.id, &fork, None).unwrap().sandboxes.remove(0);
     let reset = daemon.sandbox(&sandbox.id).reset(&ResetSandbox { wait_ms: Some(long()) }).unwrap().into_sandbox();
     assert_eq!((reset.status, reset.name.as_deref(), reset.generation.0), (Status::Ready, Some("box"), 2));
     assert_eq!((&reset.policy, &reset.spec), (&sandbox.policy, &sandbox.spec));
@@ -382,7 +382,7 @@ fn same_end_after_a_crash_at(points: &[&str], verb: impl Fn(&Daemon, &SandboxId,
 fn p4_a_crash_anywhere_in_a_snapshot_ends_as_no_crash() {
     let points = ["snapshot.committed", "snapshot.before", "snapshot.after", "snapshot.recorded"];
     same_end_after_a_crash_at(&points, |daemon, id, _| {
-        let _ = daemon.sandbox(id).make_snapshot(&CreateSnapshot::default());
+        let _ = daemon.sandbox(id).make_snapshot(&CreateSnapshot::default(), None);
     });
 }
 
@@ -399,7 +399,7 @@ fn p4_a_crash_anywhere_in_a_fork_ends_as_no_crash() {
     let points = ["snapshot.committed", "snapshot.after", "snapshot.recorded", "restore.before", "restore.after:2"];
     same_end_after_a_crash_at(&points, |daemon, id, _| {
         let request = Fork { count: Some(ForkCount::new(3).unwrap()), wait_ms: Some(long()), ..Fork::default() };
-        let _ = daemon.sandbox(id).fork(&request);
+        let _ = daemon.sandbox(id).fork(&request, None);
     });
 }
 

@@ -9,6 +9,7 @@ use super::files::Download;
 use super::http::{Call, Content};
 use super::sandbox::pages;
 use super::{Change, Client, Result, SandboxHandle};
+use crate::bound::IdempotencyKey;
 use crate::header;
 use crate::page::Page;
 use crate::path::{self, fill};
@@ -36,10 +37,12 @@ impl Client {
         self.http.tell(Call::new(Method::DELETE, fill(path::SNAPSHOT, &[snapshot.as_str()])).waits(None))
     }
 
-    /// Makes sandboxes that begin with a snapshot.
-    pub fn fork_snapshot(&self, snapshot: &SnapshotId, fork: &Fork) -> Result<Forked> {
+    /// Makes sandboxes that begin with a snapshot. With a key, asking again makes no others (L1).
+    pub fn fork_snapshot(&self, snapshot: &SnapshotId, fork: &Fork, key: Option<&IdempotencyKey>) -> Result<Forked> {
         let path = fill(path::SNAPSHOT_FORK, &[snapshot.as_str()]);
-        self.http.ask(Call::post(path).json(fork).waits(fork.wait_ms))
+        let mut call = Call::post(path).json(fork).waits(fork.wait_ms);
+        call.idempotency_key = key;
+        self.http.ask(call)
     }
 
     /// A snapshot as one file.
@@ -58,9 +61,10 @@ impl Client {
 }
 
 impl SandboxHandle<'_> {
-    /// Makes a snapshot of it.
-    pub fn make_snapshot(&self, request: &CreateSnapshot) -> Result<Snapshot> {
-        let call = Call::post(self.path(path::SANDBOX_SNAPSHOTS)).json(request).waits(None);
+    /// Makes a snapshot of it. With a key, asking again makes no second one (L1).
+    pub fn make_snapshot(&self, request: &CreateSnapshot, key: Option<&IdempotencyKey>) -> Result<Snapshot> {
+        let mut call = Call::post(self.path(path::SANDBOX_SNAPSHOTS)).json(request).waits(None);
+        call.idempotency_key = key;
         self.client.http.ask(self.call(call))
     }
 
@@ -80,8 +84,10 @@ impl SandboxHandle<'_> {
     }
 
     /// Makes sandboxes that begin where it is.
-    pub fn fork(&self, request: &Fork) -> Result<Forked> {
-        self.client.http.ask(self.call(Call::post(self.path(path::FORK)).json(request).waits(request.wait_ms)))
+    pub fn fork(&self, request: &Fork, key: Option<&IdempotencyKey>) -> Result<Forked> {
+        let mut call = Call::post(self.path(path::FORK)).json(request).waits(request.wait_ms);
+        call.idempotency_key = key;
+        self.client.http.ask(self.call(call))
     }
 
     /// Makes it begin anew (L12).

@@ -70,6 +70,7 @@ impl Engine {
             key,
             body_hash,
             at_ms: at.now_ms,
+            made: None,
         });
         let id = SandboxId::from_bytes((inner.draw)());
         let named = name.clone();
@@ -90,7 +91,7 @@ impl Engine {
             Ok(_) => {}
             Err(StoreError::Repeated(before)) => {
                 if idempotency.is_some_and(|asked| asked.body_hash != before.body_hash) {
-                    return Err(EngineError::IdempotencyMismatch { sandbox: before.sandbox });
+                    return Err(EngineError::IdempotencyMismatch { made: before.sandbox.to_string() });
                 }
                 let sandbox = inner.load(&before.sandbox).await?;
                 return Ok(Created { view: inner.view(sandbox), fresh: false });

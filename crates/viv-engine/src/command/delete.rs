@@ -10,7 +10,7 @@ use crate::read::View;
 impl Engine {
     /// Records that it is to be gone for ever, and answers at once: see [`Engine::wait_settled`].
     pub async fn delete(&self, sandbox: &SandboxId, by: Actor) -> Result<View, EngineError> {
-        let record = self.inner.apply(sandbox, &Event::Delete { by }).await?.sandbox();
+        let record = self.inner.ask(sandbox, &Event::Delete { by }).await?.sandbox();
         self.inner.reached("delete.committed");
         if record.is_over() {
             // There is nothing left to clear but what was saved of it; what is in use is looked at again later.

@@ -1,9 +1,11 @@
 //! Ensure (L3): joins what is ready, waits for what is in transition, recreates what is lost or failed.
 
+use std::sync::Arc;
+
 use viv_core::SandboxId;
 use viv_core::lifecycle::{Actor, EntryKind, Event, Phase};
 
-use crate::engine::Engine;
+use crate::engine::{Applied, Engine, Inner};
 use crate::error::EngineError;
 use crate::read::View;
 
@@ -12,7 +14,7 @@ impl Engine {
     pub async fn ensure(&self, sandbox: &SandboxId, kind: EntryKind, by: Actor) -> Result<View, EngineError> {
         let inner = &self.inner;
         let _entering = inner.begin_entry()?;
-        let record = inner.apply(sandbox, &Event::Enter { kind, by }).await?.sandbox();
+        let record = inner.enter(sandbox, kind, by).await?.sandbox();
         inner.reached("ensure.committed");
         inner.active(&record.id).await?;
         let view = inner.view(record);
@@ -21,5 +23,18 @@ impl Engine {
             return self.verify(sandbox).await;
         }
         Ok(view)
+    }
+}
+
+impl Inner {
+    /// An entry. What is lost is looked for first: who was silent may be there, and then it is kept (T7).
+    pub(crate) async fn enter(
+        self: &Arc<Self>,
+        sandbox: &SandboxId,
+        kind: EntryKind,
+        by: Actor,
+    ) -> Result<Applied, EngineError> {
+        self.look_for_lost(sandbox).await?;
+        self.ask(sandbox, &Event::Enter { kind, by }).await
     }
 }

@@ -15,7 +15,7 @@ impl Engine {
     pub async fn reset(&self, sandbox: &SandboxId, by: Actor) -> Result<View, EngineError> {
         let inner = &self.inner;
         let _entering = inner.begin_entry()?;
-        let record = inner.apply(sandbox, &Event::Reset { by }).await?.sandbox();
+        let record = inner.ask(sandbox, &Event::Reset { by }).await?.sandbox();
         inner.reached("reset.committed");
         inner.active(&record.id).await?;
         Ok(inner.view(record))

@@ -42,7 +42,7 @@ impl Engine {
     }
 
     async fn rest(&self, sandbox: &SandboxId, event: &Event) -> Result<View, EngineError> {
-        let record = self.inner.apply(sandbox, event).await?.sandbox();
+        let record = self.inner.ask(sandbox, event).await?.sandbox();
         self.inner.reached("rest.committed");
         Ok(self.inner.view(record))
     }

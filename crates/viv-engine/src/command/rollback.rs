@@ -17,7 +17,7 @@ impl Engine {
         let project = inner.load(sandbox).await?.project;
         // Looked for before anything is ended for it.
         inner.good_snapshot(&project, &snapshot).await?;
-        let record = inner.apply(sandbox, &Event::Rollback { snapshot, discard, by }).await?.sandbox();
+        let record = inner.ask(sandbox, &Event::Rollback { snapshot, discard, by }).await?.sandbox();
         inner.reached("rollback.committed");
         inner.active(&record.id).await?;
         Ok(inner.view(record))

@@ -2,10 +2,12 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::{Semaphore, watch};
 use viv_core::SandboxId;
 use viv_core::lifecycle::{Event, Finding, Phase};
+use viv_provider::InstanceRef;
 
 use super::{ReconcilerName, Report};
 use crate::engine::Inner;
@@ -13,6 +15,9 @@ use crate::error::EngineError;
 
 /// How many are probed at a time, so that a long listing is no storm.
 const AT_ONCE: usize = 8;
+
+/// How long to wait before what is lost is looked for again, after a look that nobody answered.
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
 /// Which checks are under way.
 #[derive(Debug)]
@@ -69,6 +74,27 @@ impl Inner {
             let _ = done.wait_for(|done| *done).await;
         }
         Ok(())
+    }
+
+    /// Looks for what is lost before anything is done about it: who was silent may be there all the same, and then it is
+    /// verified and kept (T7, L15). Without an answer in time, who looks for what is lost finds it later.
+    pub(crate) async fn look_for_lost(self: &Arc<Self>, sandbox: &SandboxId) -> Result<(), EngineError> {
+        let record = self.load(sandbox).await?;
+        if record.phase != Phase::Lost {
+            return Ok(());
+        }
+        let instance = InstanceRef { sandbox: record.id, generation: record.generation };
+        let looked_for = async {
+            // A call that is lost, or refused by the breaker, is no look.
+            while let Err(error) = self.call(sandbox, self.config.budgets.probe, self.provider.observe(&instance)).await
+                && error.is_transient()
+                && !self.is_ending()
+            {
+                self.pause(LOOK_AGAIN).await;
+            }
+            self.check_health(sandbox).await
+        };
+        tokio::time::timeout(self.config.budgets.call, looked_for).await.unwrap_or(Ok(()))
     }
 
     /// The check that is under way, or a new one. It runs by itself, so that a reader who goes away does not end it.

@@ -185,7 +185,7 @@ async fn destroy(inner: &Arc<Inner>, instance: &InstanceRef) -> Result<(), Engin
         budget_ms: budget.as_millis() as u64,
     };
     let destroyed = inner.call(&instance.sandbox, budget, inner.provider.destroy(&mutation, &instance.sandbox)).await;
-    inner.let_go(&instance.sandbox, mutation.token).await;
+    inner.let_go(&instance.sandbox).await;
     destroyed.map_err(EngineError::Provider)
 }
 

@@ -1,5 +1,7 @@
 //! What can be asked about schedules.
 
+use std::collections::BTreeMap;
+
 use serde_json::json;
 use viv_core::exec::ExecSpec;
 use viv_core::lifecycle::Actor;
@@ -41,11 +43,40 @@ pub struct ScheduleChange {
     /// By which clock.
     pub zone: Option<String>,
     /// What.
-    pub command: Option<ExecSpec>,
+    pub command: CommandChange,
     /// What becomes of occurrences at which no daemon was there.
     pub missed: Option<MissedRuns>,
     /// Whether it comes due.
     pub enabled: Option<bool>,
+}
+
+/// What is to be otherwise about a command; what is not said stays.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CommandChange {
+    /// Program and arguments.
+    pub argv: Option<Vec<String>>,
+    /// All that is added to the environment.
+    pub env: Option<BTreeMap<String, String>>,
+    /// Where it starts.
+    pub cwd: Option<String>,
+    /// As whom.
+    pub user: Option<String>,
+    /// How long it may take.
+    pub limit_ms: Option<u64>,
+}
+
+impl CommandChange {
+    fn made(&self, command: &ExecSpec) -> ExecSpec {
+        let Self { argv, env, cwd, user, limit_ms } = self.clone();
+        ExecSpec {
+            argv: argv.unwrap_or_else(|| command.argv.clone()),
+            env: env.unwrap_or_else(|| command.env.clone()),
+            cwd: cwd.or_else(|| command.cwd.clone()),
+            user: user.or_else(|| command.user.clone()),
+            limit_ms: limit_ms.or(command.limit_ms),
+            ..command.clone()
+        }
+    }
 }
 
 /// Refuses what is never due.
@@ -187,15 +218,13 @@ impl Engine {
         let before = self.schedule(None, id).await?;
         let (cron, zone) = (change.cron.as_ref().unwrap_or(&before.cron), change.zone.as_ref().unwrap_or(&before.zone));
         let (expression, zone) = check(cron, zone, inner.clock.now_ms())?;
-        if let Some(command) = &change.command {
-            check_command(command)?;
-        }
+        check_command(&change.command.made(&before.command))?;
         let changed = inner.amend_schedule(id, |schedule, now_ms| {
             expression.as_str().clone_into(&mut schedule.cron);
             zone.name().clone_into(&mut schedule.zone);
-            if let Some(command) = &change.command {
-                schedule.command = command.clone();
-            }
+            let command = change.command.made(&schedule.command);
+            let is_other = command != schedule.command;
+            schedule.command = command;
             schedule.missed = change.missed.unwrap_or(schedule.missed);
             let enabled = change.enabled.unwrap_or(schedule.enabled);
             let next = whens(schedule);
@@ -203,7 +232,9 @@ impl Engine {
             if change.cron.is_some() || change.zone.is_some() || enabled != schedule.enabled {
                 schedule.enable(enabled, now_ms, &*next);
             }
-            let data = json!({ "cron": schedule.cron, "zone": schedule.zone, "enabled": enabled });
+            // What it is may hold a secret, so only that it changed is told (S6).
+            let (cron, zone) = (&schedule.cron, &schedule.zone);
+            let data = json!({ "cron": cron, "zone": zone, "enabled": enabled, "command_changed": is_other });
             Some(vec![line(schedule, "schedule.changed", by.clone(), now_ms, data)])
         });
         changed.await?.ok_or_else(|| EngineError::NoSchedule { which: id.clone() })

@@ -32,7 +32,7 @@ use viv_store::{NewLine, StoreError};
 use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
 
-pub use command::{NewSchedule, ScheduleChange};
+pub use command::{CommandChange, NewSchedule, ScheduleChange};
 
 /// How many that are due are taken at a time.
 const BATCH: usize = 64;

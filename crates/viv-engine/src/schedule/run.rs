@@ -122,7 +122,7 @@ impl Engine {
         // What was begun before a drain is seen to its end; nothing else begins (L21).
         match inner.begin_entry() {
             Ok(_entering) => {
-                match inner.apply(id, &Event::Enter { kind: EntryKind::Schedule, by: actor(&schedule.id) }).await {
+                match inner.enter(id, EntryKind::Schedule, actor(&schedule.id)).await {
                     Ok(entered) => {
                         // The entry itself counts as activity (L4): from then on it is somebody else's.
                         let at_ms = entered.sandbox().entry.map_or(0, |entry| entry.at_ms);

@@ -7,9 +7,11 @@ use viv_core::lifecycle::{Actor, NewSandbox, Phase, Sandbox};
 use viv_core::snapshot::{FORKS_MAX, ForkPlan, Snapshot, SnapshotKind, SnapshotState};
 use viv_core::spec::{Name, Policy, Project, SandboxSpec, check_pairs};
 use viv_core::{SandboxId, SnapshotId};
-use viv_store::{Change, StoreError};
+use viv_store::{Change, Idempotency, StoreError};
 
 use super::make::NewSnapshot;
+use super::repeat::{Made, first, making};
+use crate::command::KeyedBy;
 use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
 use crate::journal;
@@ -41,6 +43,8 @@ pub struct ForkRequest {
     pub labels: BTreeMap<String, String>,
     /// Who asks.
     pub by: Actor,
+    /// The key under which the request can be repeated.
+    pub key: Option<KeyedBy>,
 }
 
 /// What came of a fork.
@@ -50,6 +54,8 @@ pub struct Forked {
     pub snapshot: SnapshotId,
     /// They, as they were recorded: see [`Engine::wait_ready`].
     pub views: Vec<View>,
+    /// Whether this request made them; otherwise one before it with the same key did.
+    pub fresh: bool,
 }
 
 impl Engine {
@@ -60,6 +66,10 @@ impl Engine {
         if request.count == 0 || request.count > FORKS_MAX {
             let what = format!("{} is no number of forks", request.count);
             return Err(EngineError::Invalid { what, hint: format!("between 1 and {FORKS_MAX} at once") });
+        }
+        let keyed = inner.keyed(request.key.clone(), route(&request.from), &request.project);
+        if let Some(before) = inner.made_before(keyed.as_ref()).await? {
+            return inner.forked_again(before).await;
         }
         let source = match &request.from {
             ForkedFrom::Sandbox(sandbox) => Some(inner.load(sandbox).await?),
@@ -73,24 +83,38 @@ impl Engine {
         };
         let plan = inner.plan(&request, source.as_ref())?;
         let ids = plan.ids.clone();
-        let snapshot = match (&request.from, source.map(|source| source.phase)) {
-            (ForkedFrom::Snapshot(snapshot), _) => inner.fork_saved(snapshot, &plan).await?,
-            // What is saved already is not saved again.
-            (ForkedFrom::Sandbox(_), Some(Phase::Hibernated { snapshot })) => {
-                inner.fork_saved(&snapshot, &plan).await?
+        // What is saved already is not saved again.
+        let saved = match (&request.from, source.map(|source| source.phase)) {
+            (ForkedFrom::Snapshot(snapshot), _) => Some(snapshot.clone()),
+            (ForkedFrom::Sandbox(_), Some(Phase::Hibernated { snapshot })) => Some(snapshot),
+            (ForkedFrom::Sandbox(_), _) => None,
+        };
+        let is_saved = saved.is_some();
+        let snapshot = saved.unwrap_or_else(|| SnapshotId::from_bytes((inner.draw)()));
+        let keyed = making(keyed, &Made { snapshot: snapshot.clone(), sandboxes: ids.clone() });
+        let begun = match &request.from {
+            ForkedFrom::Sandbox(sandbox) if !is_saved => {
+                let new = NewSnapshot { name: None, labels: BTreeMap::new(), by: request.by.clone(), key: None };
+                let kind = SnapshotKind::Fork;
+                inner.begin_live(sandbox, &snapshot, kind, &new, Some(plan), keyed.as_ref()).await.map(drop)
             }
-            (ForkedFrom::Sandbox(sandbox), _) => {
-                let id = SnapshotId::from_bytes((inner.draw)());
-                let new = NewSnapshot { name: None, labels: BTreeMap::new(), by: request.by.clone() };
-                inner.begin_live(sandbox, &id, SnapshotKind::Fork, &new, Some(plan)).await?.id
+            ForkedFrom::Sandbox(_) | ForkedFrom::Snapshot(_) => {
+                inner.fork_saved(&snapshot, &plan, keyed.as_ref()).await
             }
         };
-        inner.reached("fork.committed");
-        let mut views = Vec::with_capacity(ids.len());
-        for id in &ids {
-            views.push(inner.view(inner.load(id).await?));
+        if let Err(before) = first(begun, keyed.as_ref())? {
+            return inner.forked_again(before).await;
         }
-        Ok(Forked { snapshot, views })
+        inner.reached("fork.committed");
+        Ok(Forked { snapshot, views: inner.views(&ids).await?, fresh: true })
+    }
+}
+
+/// Where a key is looked for: each way of forking has its own.
+fn route(from: &ForkedFrom) -> &'static str {
+    match from {
+        ForkedFrom::Sandbox(_) => "sandboxes.fork",
+        ForkedFrom::Snapshot(_) => "snapshots.fork",
     }
 }
 
@@ -122,14 +146,37 @@ impl Inner {
         })
     }
 
-    /// They begin with a snapshot that is there, in one transaction.
-    async fn fork_saved(self: &Arc<Self>, snapshot: &SnapshotId, plan: &ForkPlan) -> Result<SnapshotId, EngineError> {
+    /// What a request before this one makes, or made.
+    async fn forked_again(self: &Arc<Self>, made: Made) -> Result<Forked, EngineError> {
+        let Made { snapshot, sandboxes } = made;
+        self.wait_saved(&snapshot).await?;
+        Ok(Forked { views: self.views(&sandboxes).await?, snapshot, fresh: false })
+    }
+
+    async fn views(self: &Arc<Self>, ids: &[SandboxId]) -> Result<Vec<View>, EngineError> {
+        let mut views = Vec::with_capacity(ids.len());
+        for id in ids {
+            views.push(self.view(self.load(id).await?));
+        }
+        Ok(views)
+    }
+
+    /// They begin with a snapshot that is there, in one transaction, with the key under which they were asked for.
+    async fn fork_saved(
+        self: &Arc<Self>,
+        snapshot: &SnapshotId,
+        plan: &ForkPlan,
+        keyed: Option<&Idempotency>,
+    ) -> Result<(), EngineError> {
         let _entering = self.begin_entry()?;
         let row = self.snapshot_row(None, snapshot).await?;
         if row.state != SnapshotState::Ready {
             return Err(EngineError::NoSnapshot { which: snapshot.clone() });
         }
-        let changes = self.forks(&row, plan);
+        let mut changes = self.forks(&row, plan);
+        if let Some(first) = changes.first_mut() {
+            first.idempotency = keyed.cloned();
+        }
         let made: Vec<Sandbox> = changes.iter().map(|change| change.sandbox.clone()).collect();
         self.store.commit_all(self.epoch, changes).await.map_err(|error| match error {
             StoreError::NameTaken { by } => {
@@ -141,7 +188,7 @@ impl Inner {
         for sandbox in &made {
             self.committed(sandbox);
         }
-        Ok(row.id)
+        Ok(())
     }
 
     /// The records of a fork, which all begin now.

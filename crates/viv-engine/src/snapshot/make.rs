@@ -10,9 +10,11 @@ use viv_core::snapshot::{ForkPlan, SNAPSHOTS_MAX, Snapshot, SnapshotKind, Snapsh
 use viv_core::spec::{Name, check_pairs};
 use viv_core::{SandboxId, SnapshotId};
 use viv_provider::{ProviderError, SaveRequest};
-use viv_store::{Change, StoreError};
+use viv_store::{Change, Idempotency, StoreError};
 
+use super::repeat::{Made, first, making};
 use super::{line, seen_when_saved};
+use crate::command::KeyedBy;
 use crate::engine::{Engine, Inner, RACES_MAX};
 use crate::error::EngineError;
 
@@ -31,6 +33,17 @@ pub struct NewSnapshot {
     pub labels: BTreeMap<String, String>,
     /// Who asks.
     pub by: Actor,
+    /// The key under which the request can be repeated.
+    pub key: Option<KeyedBy>,
+}
+
+/// What came of asking for a snapshot.
+#[derive(Debug, Clone)]
+pub struct SnapshotMade {
+    /// Its row.
+    pub row: Snapshot,
+    /// Whether this request made it; otherwise one before it with the same key did.
+    pub fresh: bool,
 }
 
 impl Engine {
@@ -38,27 +51,46 @@ impl Engine {
     /// what is saved already is that snapshot, which is kept from now on.
     ///
     /// It is made also when whoever asks goes away: the row that says so is durable first.
-    pub async fn make_snapshot(&self, sandbox: &SandboxId, new: NewSnapshot) -> Result<Snapshot, EngineError> {
+    pub async fn make_snapshot(&self, sandbox: &SandboxId, new: NewSnapshot) -> Result<SnapshotMade, EngineError> {
         let inner = &self.inner;
         if inner.is_ending() {
             return Err(EngineError::ShuttingDown);
         }
         check_pairs("labels", &new.labels)?;
+        let record = inner.load(sandbox).await?;
+        // What is saved already is that snapshot.
+        let saved = if let Phase::Hibernated { snapshot } = record.phase { Some(snapshot) } else { None };
+        let id = saved.clone().unwrap_or_else(|| SnapshotId::from_bytes((inner.draw)()));
+        let keyed = inner.keyed(new.key.clone(), "snapshots.create", &record.project);
+        if let Some(before) = inner.made_before(keyed.as_ref()).await? {
+            return inner.made_again(&before).await;
+        }
+        let keyed = making(keyed, &Made { snapshot: id.clone(), sandboxes: Vec::new() });
         let rows = inner.rows_of(sandbox).await?;
         let asked_for = rows.iter().filter(|row| row.kind == SnapshotKind::Manual).count();
         if asked_for >= SNAPSHOTS_MAX {
             let (used, max) = (asked_for as u64, SNAPSHOTS_MAX as u64);
             return Err(EngineError::Quota { limit: "snapshots of a sandbox", used, max });
         }
-        if let Phase::Hibernated { snapshot } = inner.load(sandbox).await?.phase {
-            return inner.keep_saved(sandbox, &snapshot, &new).await;
+        let made = match saved {
+            Some(saved) => inner.keep_saved(sandbox, &saved, &new, keyed.as_ref()).await,
+            None => inner.begin_live(sandbox, &id, SnapshotKind::Manual, &new, None, keyed.as_ref()).await,
+        };
+        match first(made, keyed.as_ref())? {
+            Ok(row) => Ok(SnapshotMade { row, fresh: true }),
+            Err(before) => inner.made_again(&before).await,
         }
-        let id = SnapshotId::from_bytes((inner.draw)());
-        inner.begin_live(sandbox, &id, SnapshotKind::Manual, &new, None).await
     }
 }
 
 impl Inner {
+    /// What a request before this one makes, or made.
+    async fn made_again(self: &Arc<Self>, made: &Made) -> Result<SnapshotMade, EngineError> {
+        let row = self.wait_saved(&made.snapshot).await?;
+        let row = row.ok_or_else(|| EngineError::NoSnapshot { which: made.snapshot.clone() })?;
+        Ok(SnapshotMade { row, fresh: false })
+    }
+
     /// Records that a snapshot of what runs is wanted, makes it, and answers when it is there.
     pub(super) async fn begin_live(
         self: &Arc<Self>,
@@ -67,10 +99,11 @@ impl Inner {
         kind: SnapshotKind,
         new: &NewSnapshot,
         fork: Option<ForkPlan>,
+        keyed: Option<&Idempotency>,
     ) -> Result<Snapshot, EngineError> {
         let now_ms = self.clock.now_ms();
         let row = self
-            .write_row(sandbox, |record| {
+            .write_row(sandbox, keyed, |record| {
                 need_alive(record)?;
                 let row = Snapshot {
                     id: id.clone(),
@@ -105,10 +138,11 @@ impl Inner {
         sandbox: &SandboxId,
         saved: &SnapshotId,
         new: &NewSnapshot,
+        keyed: Option<&Idempotency>,
     ) -> Result<Snapshot, EngineError> {
         let known = self.store.snapshot(saved).await?;
         let now_ms = self.clock.now_ms();
-        self.write_row(sandbox, |record| {
+        self.write_row(sandbox, keyed, |record| {
             if record.phase != (Phase::Hibernated { snapshot: saved.clone() }) {
                 return Err(not_now(record));
             }
@@ -251,7 +285,7 @@ impl Inner {
         let sandbox = row.fence();
         let removed = self.provider.remove_snapshot(&mutation, &sandbox, &row.id);
         let removed = self.call(&sandbox, self.config.budgets.call, removed).await;
-        self.let_go(&sandbox, mutation.token).await;
+        self.let_go(&sandbox).await;
         // What fails here leaves the row, which is looked at again.
         removed.map_err(EngineError::Provider)?;
         let lines = vec![line(row, "snapshot.failed", &row.by, self.clock.now_ms(), Some(why))];

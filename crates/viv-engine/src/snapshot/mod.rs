@@ -15,6 +15,7 @@ mod fork;
 mod look;
 mod make;
 mod remove;
+mod repeat;
 mod transfer;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -27,10 +28,10 @@ use viv_core::snapshot::{Snapshot, SnapshotIntegrity, SnapshotKind, SnapshotSeen
 use viv_core::spec::Project;
 use viv_core::{SandboxId, SnapshotId};
 use viv_provider::{Integrity, Mutation, ProviderError};
-use viv_store::{NewLine, SnapshotQuery, StoreError};
+use viv_store::{Change, Idempotency, NewLine, SnapshotQuery, StoreError};
 
 pub use fork::{ForkRequest, Forked, ForkedFrom};
-pub use make::NewSnapshot;
+pub use make::{NewSnapshot, SnapshotMade};
 
 use crate::engine::{Inner, RACES_MAX};
 use crate::error::EngineError;
@@ -213,17 +214,27 @@ impl Inner {
         }
     }
 
-    /// Writes a row with the compare-and-set of its sandbox's record. The closure is asked again after a race.
+    /// Writes a row with the compare-and-set of its sandbox's record, and the key under which it was asked for. The
+    /// closure is asked again after a race.
     async fn write_row(
         self: &Arc<Self>,
         sandbox: &SandboxId,
+        keyed: Option<&Idempotency>,
         mut make: impl FnMut(&Sandbox) -> Result<(Snapshot, NewLine), EngineError>,
     ) -> Result<Snapshot, EngineError> {
         for _ in 0..RACES_MAX {
             let mut next = self.load(sandbox).await?;
             let (row, line) = make(&next)?;
             next.version += 1;
-            match self.commit(next, vec![line], None, None, vec![row.clone()]).await {
+            let change = Change {
+                sandbox: next,
+                lines: vec![line],
+                idempotency: keyed.cloned(),
+                quota: None,
+                unused_since_ms: None,
+                snapshots: vec![row.clone()],
+            };
+            match self.commit_change(change).await {
                 Ok(_) => return Ok(row),
                 Err(EngineError::Store(StoreError::Conflict { .. })) => {}
                 Err(other) => return Err(other),

@@ -54,7 +54,7 @@ impl Inner {
         let sandbox = row.fence();
         let removed = self.provider.remove_snapshot(&mutation, &sandbox, &row.id);
         let removed = self.call(&sandbox, self.config.budgets.call, removed).await;
-        self.let_go(&sandbox, mutation.token).await;
+        self.let_go(&sandbox).await;
         match removed {
             Ok(()) | Err(ProviderError::NotFound { .. }) => {
                 let lines = vec![line(row, "snapshot.removed", &row.by, self.clock.now_ms(), None)];
@@ -148,7 +148,7 @@ impl Inner {
         };
         let removed = self.provider.remove_snapshot(&mutation, sandbox, &snapshot.id);
         let removed = self.call(sandbox, self.config.budgets.call, removed).await;
-        self.let_go(sandbox, mutation.token).await;
+        self.let_go(sandbox).await;
         match removed {
             Ok(()) | Err(ProviderError::Conflict { .. }) => Ok(()),
             Err(error) => Err(EngineError::Provider(error)),

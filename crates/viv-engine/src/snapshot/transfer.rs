@@ -57,6 +57,8 @@ impl Engine {
         let importing = Importing { engine: self.clone(), id: Some(row.id.clone()) };
         inner.store.put_snapshot(inner.epoch, row.clone(), asked).await?;
         let imported = self.read_in(&row, file).await;
+        // It has a fence of its own, which nobody needs any more, whatever came of it.
+        inner.let_go(&row.fence()).await;
         importing.over();
         imported
     }

@@ -50,6 +50,7 @@ mod saves;
 mod snapshots;
 mod subject;
 mod terminal;
+mod transfers;
 mod watches;
 
 use std::future::Future;
@@ -362,6 +363,15 @@ macro_rules! __conformance_cases {
                 of_another_sandboxs_conflicts,
                 leaves_its_source_alone,
                 of_a_parent_leaves_its_children_alone,
+            }
+            transfers {
+                imported_is_what_was_exported,
+                one_file_is_imported_under_several_ids,
+                a_used_id_conflicts,
+                what_was_changed_on_its_way_is_refused_and_leaves_nothing,
+                what_was_cut_short_is_refused_and_leaves_nothing,
+                export_of_nothing_is_not_found,
+                import_by_an_older_token_is_refused,
             }
             disk {
                 usage_grows_by_what_is_written,

@@ -8,7 +8,7 @@ use viv_api::page::Page;
 use viv_api::path;
 use viv_api::query::{ListExecutions, OfGeneration};
 use viv_core::exec::{ExecSpec, ExecStatus};
-use viv_core::lifecycle::{EntryKind, LostExecution, Phase};
+use viv_core::lifecycle::{EntryKind, Phase};
 use viv_core::{ExecutionId, Generation, SandboxId};
 use viv_engine::{EngineError, Handle, Which};
 use viv_provider::ProviderError;
@@ -133,6 +133,12 @@ async fn woken(state: &ServerState, target: &Target, sandbox: SandboxId) -> Answ
     Ok(state.engine().work_in(&target.project, &Which::Id(sandbox), None).await?)
 }
 
+/// One of the list: it lives, has ended, or is remembered as lost.
+struct Listed {
+    generation: Generation,
+    status: ExecStatus,
+}
+
 async fn list(State(state): State<ServerState>, target: Target, Query(query): Query<ListExecutions>) -> Answer {
     let record = target.record(&state, query.generation).await?;
     let after = match &query.cursor {
@@ -144,14 +150,15 @@ async fn list(State(state): State<ServerState>, target: Target, Query(query): Qu
             Some(parsed.ok_or_else(wrong)?)
         }
     };
-    let place = |one: &LostExecution| -> (u64, ExecutionId) { (one.status.started_at_ms, one.status.id.clone()) };
-    let mut all = record.lost_executions.clone();
+    let place = |one: &Listed| -> (u64, ExecutionId) { (one.status.started_at_ms, one.status.id.clone()) };
+    let lost = record.lost_executions.iter().cloned();
+    let mut all: Vec<Listed> = lost.map(|lost| Listed { generation: lost.generation, status: lost.status }).collect();
     match state.engine().look_into(&target.project, &target.which, Some(record.generation)).await {
         Ok(handle) => {
             let generation = handle.generation();
             let current = handle.executions().await?.into_iter();
             all.retain(|lost| lost.generation != generation);
-            all.extend(current.map(|status| LostExecution { generation, status: record.execution(status) }));
+            all.extend(current.map(|status| Listed { generation, status: record.execution(status) }));
         }
         // What ran when it was saved is all that there is to tell (X5).
         Err(EngineError::NotRunning { .. }) if !all.is_empty() => {}
@@ -160,7 +167,7 @@ async fn list(State(state): State<ServerState>, target: Target, Query(query): Qu
     all.sort_by_key(place);
     let limit = page_limit(query.limit);
     let mut rest = all.iter().filter(|one| after.as_ref().is_none_or(|after| place(one) > *after));
-    let part: Vec<&LostExecution> = rest.by_ref().take(limit).collect();
+    let part: Vec<&Listed> = rest.by_ref().take(limit).collect();
     let more = rest.next().is_some();
     let next = part.last().filter(|_| more).map(|last| format!("{}.{}", last.status.started_at_ms, last.status.id));
     let frozen = matches!(record.phase, Phase::Frozen { .. });

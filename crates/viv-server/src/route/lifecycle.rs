@@ -40,7 +40,8 @@ pub(super) fn tell(table: &mut impl Table) {
     let stop_op = op("stopSandbox", "Stop a sandbox")
         .maybe_json::<StopSandbox>()
         .gives::<Sandbox>(200, "It has stopped.")
-        .gives::<Sandbox>(202, "It is being stopped.");
+        .gives::<Sandbox>(202, "It is being stopped.")
+        .fails(&[ErrorCode::LifecycleLocked]);
     table.on(Method::Post, path::STOP, stop, stop_op);
     let works = [ErrorCode::NotRunning, ErrorCode::Timeout, ErrorCode::LifecycleLocked, ErrorCode::Unsupported];
     let extend_op = op("extendSandbox", "Move the hard deadline")

@@ -1,7 +1,5 @@
 //! Looking closer at one sandbox: diagnosis, timeline, logs, resources. Reads: they change nothing (T9).
 
-use std::time::Duration;
-
 use axum::extract::State;
 use viv_api::bound::LogBytes;
 use viv_api::diagnosis::Diagnosis;
@@ -25,9 +23,6 @@ use crate::state::ServerState;
 
 /// How much of each log when nothing was said.
 const LOG_BYTES_DEFAULT: u64 = 64 << 10;
-
-/// How long a look at what was saved may take; it is a part of a larger answer.
-const SAVED_WITHIN: Duration = Duration::from_secs(2);
 
 pub(super) fn tell(table: &mut impl Table) {
     let op = |id, summary| Op::new("looks", id, Need::Read, summary).of_sandbox();
@@ -55,16 +50,8 @@ pub(super) fn tell(table: &mut impl Table) {
 
 async fn diagnosis(State(state): State<ServerState>, target: Target, Query(query): Query<OfGeneration>) -> Answer {
     let record = target.record(&state, query.generation).await?;
-    let engine = state.engine();
-    let found = engine.diagnose(&record.project, &Which::Id(record.id)).await?;
-    let saved = match &found.view.sandbox.saved {
-        Some(snapshot) => {
-            let look = tokio::time::timeout(SAVED_WITHIN, engine.provider().snapshot(snapshot)).await;
-            look.ok().and_then(Result::ok)
-        }
-        None => None,
-    };
-    Ok(show::ok(&show::diagnosis(&state, found, saved, target.caller.is_admin())))
+    let found = state.engine().diagnose(&record.project, &Which::Id(record.id)).await?;
+    Ok(show::ok(&show::diagnosis(&state, found, target.caller.is_admin())))
 }
 
 /// A cursor is the last line's place, and when the phase began that lasted then.

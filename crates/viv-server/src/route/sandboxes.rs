@@ -64,7 +64,8 @@ pub(super) fn tell(table: &mut impl Table) {
         .of_sandbox()
         .query::<DeleteSandbox>()
         .gives::<Sandbox>(200, "Nothing is left of it but this.")
-        .gives::<Sandbox>(202, "It is being taken away.");
+        .gives::<Sandbox>(202, "It is being taken away.")
+        .fails(&[ErrorCode::LifecycleLocked]);
     table.on(Method::Delete, path::SANDBOX, delete, op);
 }
 

@@ -2,7 +2,7 @@
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use viv_api::bound::{ExecutionMs, ScheduleRef};
+use viv_api::bound::{Argv, CommandEnv, ExecutionMs, ScheduleRef};
 use viv_api::error::ErrorCode;
 use viv_api::page::Page;
 use viv_api::path;
@@ -10,7 +10,7 @@ use viv_api::query::{OfGeneration, PageQuery};
 use viv_api::schedule::{ChangeSchedule, CreateSchedule, MissedRuns, Schedule, ScheduleLast, ScheduleRun};
 use viv_core::schedule as core;
 use viv_core::{SandboxId, ScheduleId};
-use viv_engine::{NewSchedule, ScheduleChange};
+use viv_engine::{CommandChange, NewSchedule, ScheduleChange};
 use viv_store::ScheduleQuery;
 
 use super::page_limit;
@@ -185,7 +185,13 @@ async fn change(
     let change = ScheduleChange {
         cron: body.cron.as_ref().map(ToString::to_string),
         zone: body.zone.as_ref().map(ToString::to_string),
-        command: None,
+        command: CommandChange {
+            argv: body.argv.as_ref().map(Argv::to_vec),
+            env: body.env.as_ref().map(CommandEnv::to_map),
+            cwd: body.cwd.as_ref().map(ToString::to_string),
+            user: body.user.as_ref().map(ToString::to_string),
+            limit_ms: body.limit_ms.map(ExecutionMs::get),
+        },
         missed: body.missed.map(missed),
         enabled: body.enabled,
     };

@@ -5,7 +5,8 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
-use viv_api::bound::ForkCount;
+use serde::Serialize;
+use viv_api::bound::{ForkCount, IdempotencyKey};
 use viv_api::error::ErrorCode;
 use viv_api::header::BYTES;
 use viv_api::page::Page;
@@ -16,14 +17,14 @@ use viv_api::snapshot::{CreateSnapshot, Fork, Forked, ResetSandbox, RollbackSand
 use viv_core::SnapshotId;
 use viv_core::lifecycle::Phase;
 use viv_core::spec::{Policy, Project};
-use viv_engine::{EngineError, ForkRequest, ForkedFrom, NewSnapshot, RollbackRequest, View};
+use viv_engine::{EngineError, ForkRequest, ForkedFrom, KeyedBy, NewSnapshot, RollbackRequest, View};
 use viv_store::SnapshotQuery;
 
 use super::sandboxes::{READY_WAIT, shown, wait};
 use crate::api::{Method, Op, Table};
 use crate::auth::{Caller, Need};
 use crate::body::Upload;
-use crate::extract::{Json, MaybeJson, Params, Query, Target, has_type, unsupported_media};
+use crate::extract::{Json, MaybeJson, Params, Query, Repeatable, Target, body_hash, has_type, unsupported_media};
 use crate::refusal::Answer;
 use crate::show;
 use crate::state::ServerState;
@@ -33,11 +34,12 @@ use crate::stream::{bytes, regardless};
 const CURSOR: &str = "^[0-9]{1,15}\\.snp_[a-z0-9]{1,48}$";
 
 /// What can go wrong where a new instance is to be.
-const MAKING: [ErrorCode; 6] = [
+const MAKING: [ErrorCode; 7] = [
     ErrorCode::NotFound,
     ErrorCode::Conflict,
     ErrorCode::NotRunning,
     ErrorCode::AbsenceUnproven,
+    ErrorCode::LifecycleLocked,
     ErrorCode::QuotaExceeded,
     ErrorCode::Timeout,
 ];
@@ -66,7 +68,9 @@ pub(super) fn tell(table: &mut impl Table) {
     table.on(Method::Delete, path::SNAPSHOT, remove, remove_op);
     let fork_op = op("forkSnapshot", Need::Change, "Make sandboxes that begin with a snapshot")
         .maybe_json::<Fork>()
+        .repeatable()
         .gives::<Forked>(201, "They are ready.")
+        .gives::<Forked>(200, "This request was made before; this is what it made, as it is now.")
         .gives::<Forked>(202, "They are being made.")
         .fails(&MAKING)
         .fails(&[ErrorCode::NameTaken, ErrorCode::Gone]);
@@ -83,7 +87,9 @@ fn of_sandboxes(table: &mut impl Table) {
     let make_op = op("createSnapshot", Need::Change, "Make a snapshot of a sandbox")
         .query::<OfGeneration>()
         .maybe_json::<CreateSnapshot>()
+        .repeatable()
         .gives::<Snapshot>(201, "It is there.")
+        .gives::<Snapshot>(200, "This request was made before; this is what it made, as it is now.")
         .fails(&[ErrorCode::NotRunning, ErrorCode::QuotaExceeded, ErrorCode::Unsupported, ErrorCode::Timeout])
         .fails(&[ErrorCode::Expired]);
     table.on(Method::Post, path::SANDBOX_SNAPSHOTS, make, make_op);
@@ -109,7 +115,9 @@ fn of_sandboxes(table: &mut impl Table) {
     let fork_op = op("forkSandbox", Need::Change, "Make sandboxes that begin where another one is")
         .query::<OfGeneration>()
         .maybe_json::<Fork>()
+        .repeatable()
         .gives::<Forked>(201, "They are ready.")
+        .gives::<Forked>(200, "This request was made before; this is what it made, as it is now.")
         .gives::<Forked>(202, "They are being made.")
         .fails(&MAKING)
         .fails(&[ErrorCode::NameTaken, ErrorCode::Unsupported, ErrorCode::Expired]);
@@ -120,13 +128,22 @@ async fn make(
     State(state): State<ServerState>,
     target: Target,
     Query(query): Query<OfGeneration>,
+    Repeatable(key): Repeatable,
     MaybeJson(body): MaybeJson<CreateSnapshot>,
 ) -> Answer {
     let id = target.living(&state, query.generation).await?;
-    let new = NewSnapshot { name: body.name.map(Into::into), labels: body.labels.to_map(), by: target.caller.actor() };
+    let key = keyed(key, id.as_str(), &body);
+    let (name, labels) = (body.name.map(Into::into), body.labels.to_map());
+    let new = NewSnapshot { name, labels, by: target.caller.actor(), key };
     let engine = state.engine().clone();
-    let row = regardless(async move { engine.make_snapshot(&id, new).await }).await?;
-    Ok(show::json(StatusCode::CREATED, &Snapshot::from(row)))
+    let made = regardless(async move { engine.make_snapshot(&id, new).await }).await?;
+    let status = if made.fresh { StatusCode::CREATED } else { StatusCode::OK };
+    Ok(show::json(status, &Snapshot::from(made.row)))
+}
+
+/// A request is the same when it is about the same, with the same body.
+fn keyed(key: Option<IdempotencyKey>, about: &str, body: &impl Serialize) -> Option<KeyedBy> {
+    key.map(|key| KeyedBy { key: key.to_string(), body_hash: body_hash(&(about, body)) })
 }
 
 async fn list_of(State(state): State<ServerState>, target: Target, Query(query): Query<ListSnapshots>) -> Answer {
@@ -204,27 +221,38 @@ async fn fork_sandbox(
     State(state): State<ServerState>,
     target: Target,
     Query(query): Query<OfGeneration>,
+    Repeatable(key): Repeatable,
     MaybeJson(body): MaybeJson<Fork>,
 ) -> Answer {
     let record = target.record(&state, query.generation).await?;
     if record.deleted || record.is_over() {
         return Err(crate::refusal::gone(&record.id, &record.cause));
     }
-    fork(&state, &target.caller, record.project, ForkedFrom::Sandbox(record.id), body).await
+    let key = keyed(key, record.id.as_str(), &body);
+    fork(&state, &target.caller, record.project, ForkedFrom::Sandbox(record.id), body, key).await
 }
 
 async fn fork_snapshot(
     State(state): State<ServerState>,
     caller: Caller,
     params: Params,
+    Repeatable(key): Repeatable,
     MaybeJson(body): MaybeJson<Fork>,
 ) -> Answer {
     let id: SnapshotId = params.get("snapshot")?;
     let (row, _) = state.engine().snapshot(caller.sees(), &id).await?;
-    fork(&state, &caller, row.project, ForkedFrom::Snapshot(id), body).await
+    let key = keyed(key, id.as_str(), &body);
+    fork(&state, &caller, row.project, ForkedFrom::Snapshot(id), body, key).await
 }
 
-async fn fork(state: &ServerState, caller: &Caller, project: Project, from: ForkedFrom, body: Fork) -> Answer {
+async fn fork(
+    state: &ServerState,
+    caller: &Caller,
+    project: Project,
+    from: ForkedFrom,
+    body: Fork,
+    key: Option<KeyedBy>,
+) -> Answer {
     let how_long = wait(state, body.wait_ms, READY_WAIT);
     let policy = body.policy.clone().map(|policy| to_policy(&body, policy));
     let request = ForkRequest {
@@ -235,12 +263,13 @@ async fn fork(state: &ServerState, caller: &Caller, project: Project, from: Fork
         policy,
         labels: body.labels.to_map(),
         by: caller.actor(),
+        key,
     };
     let engine = state.engine().clone();
     let forked = regardless(async move { engine.fork(request).await }).await?;
     let until = tokio::time::Instant::now() + how_long;
     let mut sandboxes = Vec::with_capacity(forked.views.len());
-    let mut all_ready = true;
+    let (mut all_ready, mut under_way) = (true, false);
     for view in forked.views {
         let left = until.saturating_duration_since(tokio::time::Instant::now());
         let id = view.sandbox.id.clone();
@@ -258,9 +287,16 @@ async fn fork(state: &ServerState, caller: &Caller, project: Project, from: Fork
             }
         };
         all_ready &= view.sandbox.phase == Phase::Ready;
+        under_way |=
+            matches!(view.sandbox.phase, Phase::Provisioning { .. } | Phase::Verifying { .. } | Phase::Resuming { .. });
         sandboxes.push(shown(state, view));
     }
-    let status = if all_ready { StatusCode::CREATED } else { StatusCode::ACCEPTED };
+    let status = match (all_ready, forked.fresh) {
+        // What was made before is told as it is, tombstones too (L1).
+        (_, false) if !under_way => StatusCode::OK,
+        (true, _) => StatusCode::CREATED,
+        (false, _) => StatusCode::ACCEPTED,
+    };
     Ok(show::json(status, &Forked { snapshot: forked.snapshot, sandboxes }))
 }
 

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 
 use axum::http::Method;
 use serde_json::json;
+use viv_core::SandboxId;
 use viv_engine::Gate;
+use viv_store::{LeaseKind, Store};
 
 use crate::world::{World, bare, request, until};
 
@@ -240,4 +242,39 @@ async fn l18_a_quota_is_named_with_its_use() {
     assert_eq!(refused.code(), "quota_exceeded");
     let details = &refused.json()["error"]["details"];
     assert_eq!((&details["limit"], &details["used"]), (&json!(1), &json!(1)), "{details}");
+}
+
+#[tokio::test]
+async fn l15_who_would_cross_somebody_elses_work_is_told_whose() {
+    let world = World::new().await;
+    let made = world.post("/v1/sandboxes", json!({"name": "a"})).await.is(201).json();
+    let id: SandboxId = made["id"].as_str().unwrap().parse().unwrap();
+    world.post("/v1/sandboxes/a/stop", json!({})).await.is(200);
+    let (epoch, now_ms) = (world.engine.epoch(), world.engine.now_ms());
+    for lease in world.store.leases(&id).await.unwrap() {
+        world.store.release(epoch, &id, lease.kind, lease.token).await.unwrap();
+    }
+    let kind = LeaseKind::Lifecycle;
+    let theirs = world.store.lease(epoch, &id, kind, "replica-b", now_ms, 3_600_000).await.unwrap();
+    for (method, verb) in [
+        (Method::POST, "/ensure"),
+        (Method::POST, "/stop"),
+        (Method::POST, "/hibernate"),
+        (Method::POST, "/reset"),
+        (Method::DELETE, ""),
+    ] {
+        let body = (method == Method::POST).then(|| json!({}));
+        let refused = world.whole(request(method, &format!("/v1/sandboxes/a{verb}"), &world.admin, body)).await.is(409);
+        assert_eq!(refused.code(), "lifecycle_locked");
+        assert!(refused.headers.contains_key("retry-after"));
+        let details = &refused.json()["error"]["details"];
+        assert_eq!(details["holder"], "replica-b");
+        assert_eq!(details["since_at_ms"], theirs.since_ms);
+        assert_eq!(details["expires_at_ms"], theirs.expires_at_ms);
+    }
+    assert_eq!(world.get("/v1/sandboxes/a").await.is(200).json()["status"], "hibernated");
+    let shown = world.get("/v1/sandboxes/a/diagnosis").await.is(200).json();
+    assert_eq!(shown["locks"]["lifecycle"]["holder"], "replica-b");
+    world.store.release(epoch, &id, kind, theirs.token).await.unwrap();
+    world.post("/v1/sandboxes/a/ensure", json!({})).await.is(200);
 }

@@ -8,6 +8,7 @@ mod journal;
 mod lifecycle;
 mod openapi;
 mod private;
+mod schedules;
 mod schemathesis;
 mod services;
 mod snapshots;

@@ -3,7 +3,7 @@
 use axum::http::Method;
 use serde_json::{Value, json};
 
-use crate::world::{World, request};
+use crate::world::{Answered, World, bare, request, until};
 
 async fn key(world: &World, scope: &str, project: &str) -> String {
     let body = json!({"name": format!("{scope}-{project}"), "scope": scope, "project": project});
@@ -89,4 +89,112 @@ async fn l11_going_back_and_forking_are_answered_when_they_are_ready() {
     world.delete("/v1/sandboxes/a").await.is(200);
     assert_eq!(world.post("/v1/sandboxes/a/snapshots", json!({})).await.is(410).code(), "gone");
     assert_eq!(world.post("/v1/sandboxes/a/reset", json!({})).await.is(410).code(), "gone");
+}
+
+#[tokio::test]
+async fn t8_the_diagnosis_tells_what_was_saved_and_who_holds_the_locks() {
+    let world = World::new().await;
+    let made = world.post("/v1/sandboxes", json!({"name": "a"})).await.is(201).json();
+    let mut sizes = Vec::new();
+    for at in 0..12 {
+        let path = format!("/v1/sandboxes/a/files?path=/workspace/f{at}");
+        world.put_bytes(&path, "application/octet-stream", vec![b'x'; 100]).await.is(200);
+        let kept = world.post("/v1/sandboxes/a/snapshots", json!({"name": format!("s{at}")})).await.is(201).json();
+        sizes.push(kept["size_bytes"].as_u64().unwrap());
+        // Those of one moment have no order.
+        let now_ms = world.engine.now_ms();
+        until("a later moment", async || (world.engine.now_ms() > now_ms).then_some(())).await;
+    }
+    let shown = world.get("/v1/sandboxes/a/diagnosis").await.is(200).json();
+    assert_eq!(shown["auto_saved"], json!(null), "nothing was saved by itself");
+    let names: Vec<&str> = shown["snapshots"].as_array().unwrap().iter().map(|one| text(&one["name"])).collect();
+    assert_eq!(names, ["s11", "s10", "s9", "s8", "s7", "s6", "s5", "s4", "s3", "s2"], "the newest, newest first");
+    assert_eq!(shown["snapshots_count"], 12);
+    assert_eq!(shown["snapshots_bytes"], sizes.iter().sum::<u64>());
+    let lock = &shown["locks"]["lifecycle"];
+    assert_eq!((&lock["holder"], &shown["locks"]["start"]), (&json!("test"), &json!(null)));
+    let (since, expires) = (lock["since_at_ms"].as_u64().unwrap(), lock["expires_at_ms"].as_u64().unwrap());
+    assert!(since >= made["created_at_ms"].as_u64().unwrap() && expires > since, "{lock}");
+    assert!(lock["token"].as_u64().is_some_and(|token| token > 0), "{lock}");
+
+    world.post("/v1/sandboxes/a/stop", json!({})).await.is(200);
+    let shown = world.get("/v1/sandboxes/a/diagnosis").await.is(200).json();
+    let saved = &shown["auto_saved"];
+    assert_eq!((&saved["generation"], &shown["snapshots_count"]), (&json!(1), &json!(12)));
+    assert!(saved["size_bytes"].as_u64().is_some_and(|bytes| bytes >= *sizes.last().unwrap()), "{saved}");
+    let of_row = world.get(&format!("/v1/snapshots/{}", text(&saved["id"]))).await.is(200).json();
+    assert_eq!((&of_row["kind"], &of_row["integrity"]), (&json!("auto"), &saved["integrity"]));
+}
+
+async fn keyed(world: &World, path: &str, key: &str, body: Value) -> Answered {
+    let request = bare(Method::POST, path, &world.admin).header("content-type", "application/json");
+    world.whole(request.header("idempotency-key", key).body(body.to_string().into()).unwrap()).await
+}
+
+async fn count(world: &World, path: &str) -> usize {
+    world.get(path).await.is(200).json()["items"].as_array().unwrap().len()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn l1_a_snapshot_that_is_asked_for_again_with_its_key_is_the_same() {
+    let world = World::new().await;
+    for name in ["a", "b"] {
+        world.post("/v1/sandboxes", json!({"name": name})).await.is(201);
+    }
+    let path = "/v1/sandboxes/a/snapshots";
+    let many = (0..20).map(|_| keyed(&world, path, "one", json!({"name": "s"})));
+    let answers = futures_util::future::join_all(many).await;
+    assert_eq!(answers.iter().filter(|answer| answer.status == 201).count(), 1);
+    let made = answers[0].json();
+    for answer in &answers {
+        assert!(matches!(answer.status.as_u16(), 200 | 201), "{answer:?}");
+        let shown = answer.json();
+        assert_eq!((&shown["id"], &shown["state"]), (&made["id"], &json!("ready")), "those that came later waited");
+    }
+    assert_eq!(count(&world, path).await, 1);
+    assert_eq!(keyed(&world, path, "one", json!({"name": "t"})).await.is(409).code(), "idempotency_mismatch");
+    let of_b = keyed(&world, "/v1/sandboxes/b/snapshots", "one", json!({"name": "s"})).await.is(409);
+    assert_eq!(of_b.code(), "idempotency_mismatch", "of another sandbox it is another request");
+    keyed(&world, path, "two", json!({"name": "s"})).await.is(201);
+    // Of what is saved already.
+    world.post("/v1/sandboxes/a/stop", json!({})).await.is(200);
+    let kept = keyed(&world, path, "three", json!({})).await.is(201).json();
+    assert_eq!(keyed(&world, path, "three", json!({})).await.is(200).json()["id"], kept["id"]);
+    assert_eq!(keyed(&world, path, "one", json!({"name": "s"})).await.is(200).json()["id"], made["id"]);
+    // What was refused leaves its key free, and what was removed is not made again.
+    keyed(&world, path, "four", json!({"name": "UPPER CASE"})).await.is(400);
+    world.delete(&format!("/v1/snapshots/{}", text(&made["id"]))).await.is(204);
+    assert_eq!(keyed(&world, path, "one", json!({"name": "s"})).await.is(404).code(), "not_found");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn l1_a_fork_that_is_asked_for_again_with_its_key_makes_no_others() {
+    let world = World::new().await;
+    world.post("/v1/sandboxes", json!({"name": "a"})).await.is(201);
+    let body = || json!({"count": 2, "name": "f"});
+    let many = (0..10).map(|_| keyed(&world, "/v1/sandboxes/a/fork", "one", body()));
+    let answers = futures_util::future::join_all(many).await;
+    assert_eq!(answers.iter().filter(|answer| answer.status == 201).count(), 1);
+    let ids = |answer: &Value| -> Vec<String> {
+        answer["sandboxes"].as_array().unwrap().iter().map(|one| text(&one["id"]).to_owned()).collect()
+    };
+    let made = ids(&answers[0].json());
+    for answer in &answers {
+        assert!(matches!(answer.status.as_u16(), 200 | 201), "{answer:?}");
+        let shown = answer.json();
+        assert_eq!(ids(&shown), made);
+        assert!(shown["sandboxes"].as_array().unwrap().iter().all(|one| one["status"] == "ready"), "{shown}");
+    }
+    assert_eq!(count(&world, "/v1/sandboxes").await, 3);
+    let other = keyed(&world, "/v1/sandboxes/a/fork", "one", json!({"count": 1})).await.is(409);
+    assert_eq!(other.code(), "idempotency_mismatch");
+    // From a snapshot; and after one was deleted, its tombstone is told.
+    let snapshot = world.post("/v1/sandboxes/a/snapshots", json!({})).await.is(201).json();
+    let path = format!("/v1/snapshots/{}/fork", text(&snapshot["id"]));
+    let first = ids(&keyed(&world, &path, "one", json!({})).await.is(201).json());
+    assert_eq!(ids(&keyed(&world, &path, "one", json!({})).await.is(200).json()), first);
+    world.delete(&format!("/v1/sandboxes/{}", first[0])).await.is(200);
+    let after = keyed(&world, &path, "one", json!({})).await.is(200).json();
+    assert_eq!((ids(&after), &after["sandboxes"][0]["deleted"]), (first, &json!(true)));
+    assert_eq!(count(&world, "/v1/sandboxes").await, 3);
 }

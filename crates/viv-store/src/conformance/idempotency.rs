@@ -3,7 +3,7 @@ use std::sync::Arc;
 use viv_core::lifecycle::{PhaseName, Sandbox};
 
 use super::Lab;
-use super::lab::{at_once, everything, idempotency, keyed, phase};
+use super::lab::{MANY, at_once, change, everything, idempotency, keyed, phase};
 use crate::error::StoreError;
 use crate::record::{Change, Idempotency, Remembered};
 
@@ -29,7 +29,7 @@ pub(super) async fn l1_a_repeat_tells_what_was_made(lab: &Lab) {
     let key = idempotency(&sandbox.project, "one");
     assert_eq!(lab.store.remembered(&key).await.unwrap(), None);
     lab.store.commit(lab.epoch, keyed(&sandbox, "one")).await.unwrap();
-    let known = Remembered { body_hash: key.body_hash, sandbox: sandbox.id.clone(), at_ms: key.at_ms };
+    let known = Remembered { body_hash: key.body_hash, sandbox: sandbox.id.clone(), at_ms: key.at_ms, made: None };
     // Also after it is over, and with another body: the caller compares the hash.
     for name in [PhaseName::Ready, PhaseName::Stopped] {
         lab.put_next(&mut sandbox, |sandbox| sandbox.phase = phase(name)).await;
@@ -58,4 +58,23 @@ pub(super) async fn l1_a_refused_create_leaves_its_key_free(lab: &Lab) {
     let refused = lab.store.commit(lab.epoch, keyed(&twin, "one")).await;
     assert!(matches!(refused, Err(StoreError::NameTaken { .. })), "{refused:?}");
     lab.store.commit(lab.epoch, keyed(&Sandbox { name: None, ..twin }, "one")).await.expect("the key was not used");
+}
+
+pub(super) async fn l1_what_was_made_beside_a_record_is_told_and_kept_for_its_time(lab: &Lab) {
+    let mut sandbox = lab.new_sandbox(1);
+    lab.put(&sandbox).await;
+    let made = Some("snp_1".to_owned());
+    let key = Idempotency { made: made.clone(), ..idempotency(&sandbox.project, "one") };
+    sandbox.version += 1;
+    let written = Change { idempotency: Some(key.clone()), ..change(&sandbox) };
+    lab.store.commit(lab.epoch, written.clone()).await.unwrap();
+    sandbox.version += 1;
+    let repeat = lab.store.commit(lab.epoch, Change { sandbox: sandbox.clone(), ..written }).await;
+    assert!(matches!(&repeat, Err(StoreError::Repeated(known)) if known.made == made), "{repeat:?}");
+    assert_eq!(lab.store.get(&sandbox.id).await.unwrap().unwrap().version, 2, "nothing was written");
+    // However long the sandbox lives.
+    lab.store.retain(lab.epoch, key.at_ms, MANY).await.unwrap();
+    assert_eq!(lab.store.remembered(&key).await.unwrap().and_then(|known| known.made), made);
+    lab.store.retain(lab.epoch, key.at_ms + 1, MANY).await.unwrap();
+    assert_eq!(lab.store.remembered(&key).await.unwrap(), None);
 }

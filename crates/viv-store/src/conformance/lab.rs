@@ -152,6 +152,7 @@ pub(super) fn idempotency(project: &Project, key: &str) -> Idempotency {
         key: key.to_owned(),
         body_hash: [7; 32],
         at_ms: 1_000,
+        made: None,
     }
 }
 

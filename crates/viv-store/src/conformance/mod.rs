@@ -108,6 +108,7 @@ macro_rules! __store_cases {
                 l1_a_repeat_tells_what_was_made,
                 l1_keys_are_per_project_and_route,
                 l1_a_refused_create_leaves_its_key_free,
+                l1_what_was_made_beside_a_record_is_told_and_kept_for_its_time,
             }
             journal {
                 o7_lines_are_read_back_whole,

@@ -43,8 +43,8 @@ impl State {
         // A touch since the record was read is not undone.
         let known_ms = self.sandboxes.get(&sandbox.id).map_or(0, |found| found.active_at_ms);
         sandbox.active_at_ms = sandbox.active_at_ms.max(known_ms);
-        if let Some(Idempotency { project, route, key, body_hash, at_ms }) = idempotency {
-            let known = Remembered { body_hash, sandbox: sandbox.id.clone(), at_ms };
+        if let Some(Idempotency { project, route, key, body_hash, at_ms, made }) = idempotency {
+            let known = Remembered { body_hash, sandbox: sandbox.id.clone(), at_ms, made };
             self.idempotency.insert((project, route, key), known);
         }
         if sandbox.is_over() {
@@ -138,8 +138,10 @@ impl State {
             self.journal.remove(&cursor);
             touched += 1;
         }
-        let is_over = |id: &SandboxId| self.sandboxes.get(id).is_none_or(Sandbox::is_over);
-        let old = self.idempotency.iter().filter(|(_, known)| known.at_ms < before_ms && is_over(&known.sandbox));
+        let is_over = |known: &Remembered| {
+            known.made.is_some() || self.sandboxes.get(&known.sandbox).is_none_or(Sandbox::is_over)
+        };
+        let old = self.idempotency.iter().filter(|(_, known)| known.at_ms < before_ms && is_over(known));
         let keys: Vec<_> = old.map(|(key, _)| key.clone()).collect();
         for key in keys.into_iter().take(limit - touched) {
             self.idempotency.remove(&key);

@@ -106,13 +106,13 @@ pub(super) fn next_due_ms(db: &Connection) -> Result<Option<u64>> {
 }
 
 pub(super) fn remembered(db: &Connection, key: &Idempotency) -> Result<Option<Remembered>> {
-    let known = "SELECT body_hash, sandbox, at FROM idempotency WHERE project = ?1 AND route = ?2 AND key = ?3";
+    let known = "SELECT body_hash, sandbox, at, made FROM idempotency WHERE project = ?1 AND route = ?2 AND key = ?3";
     let mut statement = db.prepare_cached(known)?;
-    let row = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
-    let found: Option<([u8; 32], String, u64)> =
+    let row = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?));
+    let found: Option<([u8; 32], String, u64, Option<String>)> =
         statement.query_row([key.project.as_str(), &key.route, &key.key], row).optional()?;
-    let Some((body_hash, sandbox, at_ms)) = found else { return Ok(None) };
-    Ok(Some(Remembered { body_hash, sandbox: id(&sandbox)?, at_ms }))
+    let Some((body_hash, sandbox, at_ms, made)) = found else { return Ok(None) };
+    Ok(Some(Remembered { body_hash, sandbox: id(&sandbox)?, at_ms, made }))
 }
 
 pub(super) fn journal(

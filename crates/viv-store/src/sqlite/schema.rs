@@ -8,8 +8,12 @@ use crate::error::StoreError;
 const APPLICATION_ID: i32 = 0x7669_7673;
 
 /// What leads from each version to the next; the first from an empty file.
-pub(super) const STEPS: &[&str] =
-    &[include_str!("schema_1.sql"), include_str!("schema_2.sql"), include_str!("schema_3.sql")];
+pub(super) const STEPS: &[&str] = &[
+    include_str!("schema_1.sql"),
+    include_str!("schema_2.sql"),
+    include_str!("schema_3.sql"),
+    include_str!("schema_4.sql"),
+];
 
 /// Brings a file up to date, each step in one transaction with the number that tells that it was taken.
 pub(super) fn migrate(db: &Connection, steps: &[&str]) -> Result<(), StoreError> {

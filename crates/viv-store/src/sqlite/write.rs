@@ -168,14 +168,15 @@ fn put_labels(db: &Connection, sandbox: &Sandbox, new: bool) -> Result<()> {
 }
 
 fn remember(db: &Connection, key: &Idempotency, sandbox: &Sandbox) -> Result<()> {
-    db.prepare_cached("INSERT INTO idempotency VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)")?.execute(params![
+    db.prepare_cached("INSERT INTO idempotency VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)")?.execute(params![
         key.project.as_str(),
         key.route,
         key.key,
         key.body_hash,
         sandbox.id.as_str(),
         int(key.at_ms),
-        sandbox.is_over(),
+        sandbox.is_over() || key.made.is_some(),
+        key.made,
     ])?;
     Ok(())
 }
@@ -202,17 +203,10 @@ pub(super) fn append(db: &Connection, lines: &[NewLine]) -> Result<Cursor> {
     read::last_cursor(db)
 }
 
-pub(super) fn kind_word(kind: LeaseKind) -> &'static str {
-    match kind {
-        LeaseKind::Lifecycle => "lifecycle",
-        LeaseKind::Start => "start",
-    }
-}
-
 /// Takes or renews what is wanted; its token is given here.
 pub(super) fn lease(db: &Connection, epoch: Epoch, wanted: &Lease) -> Result<Lease> {
     let held = "SELECT lease FROM leases WHERE sandbox = ?1 AND kind = ?2 AND epoch = ?3 AND expires_at > ?4";
-    let place = params![wanted.sandbox.as_str(), kind_word(wanted.kind), int(epoch.0), int(wanted.since_ms)];
+    let place = params![wanted.sandbox.as_str(), wanted.kind.as_str(), int(epoch.0), int(wanted.since_ms)];
     let held: Option<String> = db.prepare_cached(held)?.query_row(place, |row| row.get(0)).optional()?;
     let lease = match held.map(|held| read::parse::<Lease>("a lease", &held)).transpose()? {
         Some(held) if held.holder != wanted.holder => return Err(StoreError::Leased(Box::new(held))),
@@ -225,7 +219,7 @@ pub(super) fn lease(db: &Connection, epoch: Epoch, wanted: &Lease) -> Result<Lea
     };
     db.prepare_cached("INSERT OR REPLACE INTO leases VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?.execute(params![
         lease.sandbox.as_str(),
-        kind_word(lease.kind),
+        lease.kind.as_str(),
         int(epoch.0),
         int(lease.expires_at_ms),
         int(lease.token.0),
@@ -241,7 +235,7 @@ pub(super) fn raise_token(db: &Connection, seen: FencingToken) -> Result<()> {
 
 pub(super) fn release(db: &Connection, sandbox: &SandboxId, kind: LeaseKind, token: FencingToken) -> Result<()> {
     let delete = "DELETE FROM leases WHERE sandbox = ?1 AND kind = ?2 AND token = ?3";
-    db.prepare_cached(delete)?.execute(params![sandbox.as_str(), kind_word(kind), int(token.0)])?;
+    db.prepare_cached(delete)?.execute(params![sandbox.as_str(), kind.as_str(), int(token.0)])?;
     Ok(())
 }
 

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-use viv_api::bound::{ForkCount, LabelFilter, Labels, SandboxName, SandboxRef, SnapshotRef, WaitMs};
+use viv_api::bound::{ForkCount, IdempotencyKey, LabelFilter, Labels, SandboxName, SandboxRef, SnapshotRef, WaitMs};
 use viv_api::sandbox::Status;
 use viv_api::snapshot::Fork;
 
-use super::new::{check, wrong};
+use super::new::{check, once, wrong};
 use super::progress::Waiting;
 use super::{Daemon, print, print_json};
 use crate::fail::{Failure, TIMEOUT};
@@ -33,6 +33,9 @@ pub(crate) struct Args {
     /// How long to wait until they are ready; 0 does not wait
     #[arg(long, value_name = "SPAN", value_parser = parse_span, default_value = "60s")]
     wait: u64,
+    /// Asked again with the same key and the same options, no others are made
+    #[arg(long, value_name = "KEY")]
+    idempotency_key: Option<IdempotencyKey>,
 }
 
 pub(super) fn run(args: Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
@@ -47,11 +50,11 @@ pub(super) fn run(args: Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
     let forked = {
         let _waiting = Waiting::on(format!("forking {}", args.source));
         if let Ok(snapshot) = SnapshotRef::new(args.source.clone()) {
-            daemon.client.fork_snapshot(&(&snapshot).into(), &request)?
+            once(args.idempotency_key, |key| daemon.client.fork_snapshot(&(&snapshot).into(), &request, Some(key)))?
         } else {
             let sandbox = SandboxRef::new(args.source.clone())
                 .map_err(|error| Failure::usage(error.to_string()).hint("name a sandbox, or a snapshot (snp_…)"))?;
-            daemon.sandbox(&sandbox).fork(&request)?
+            once(args.idempotency_key, |key| daemon.sandbox(&sandbox).fork(&request, Some(key)))?
         }
     };
     if daemon.json {

@@ -171,16 +171,24 @@ fn here(name: &str) -> Result<String, Failure> {
     std::env::var(name).map_err(missing)
 }
 
-/// Makes it. A connection that breaks on the way makes no second one: the request carries a key.
+/// Makes it.
 pub(super) fn make(daemon: &Daemon, request: &CreateSandbox, key: Option<IdempotencyKey>) -> anyhow::Result<Change> {
+    let _waiting = Waiting::on("making the sandbox");
+    once(key, |key| daemon.client.create(request, Some(key)))
+}
+
+/// Asks for something to be made. A connection that breaks on the way makes no second one: the request carries a key.
+pub(super) fn once<T>(
+    key: Option<IdempotencyKey>,
+    ask: impl Fn(&IdempotencyKey) -> Result<T, ClientError>,
+) -> anyhow::Result<T> {
     let key = match key {
         Some(key) => key,
         None => fresh_key()?,
     };
-    let _waiting = Waiting::on("making the sandbox");
-    match daemon.client.create(request, Some(&key)) {
+    match ask(&key) {
         Err(ClientError::Transport { source, .. }) if source.kind() != std::io::ErrorKind::ConnectionRefused => {
-            Ok(daemon.client.create(request, Some(&key))?)
+            Ok(ask(&key)?)
         }
         made => Ok(made?),
     }

@@ -11,6 +11,7 @@ use viv_api::schedule::{ChangeSchedule, CreateSchedule, MissedRuns, Schedule, Sc
 use super::new::{variables, wrong};
 use super::table::{NONE, Table, age, until};
 use super::{Daemon, now_ms, print, print_json, width};
+use crate::fail::Failure;
 use crate::text::parse_span;
 
 #[derive(clap::Args)]
@@ -23,6 +24,7 @@ pub(crate) struct Args {
 enum Verb {
     #[command(visible_alias = "create")]
     Add(Add),
+    Set(Box<Set>),
     /// List schedules: of a sandbox, or all
     Ls {
         /// Its id or name
@@ -72,18 +74,8 @@ struct Add {
     /// What becomes of times at which no daemon was there
     #[arg(long, value_enum, default_value_t = MissedArg::Skip)]
     missed: MissedArg,
-    /// End a run after this long; 5 minutes when not said
-    #[arg(long, value_name = "SPAN", value_parser = parse_span)]
-    timeout: Option<u64>,
-    /// Added to the sandbox's environment: NAME=VALUE, or NAME for the value that it has here
-    #[arg(long, short, value_name = "NAME=VALUE")]
-    env: Vec<String>,
-    /// Where it starts; the sandbox's working directory when not said
-    #[arg(long, value_name = "PATH")]
-    cwd: Option<Path>,
-    /// As whom; root of the sandbox when not said
-    #[arg(long, short, value_name = "USER[:GROUP]")]
-    user: Option<UserName>,
+    #[command(flatten)]
+    how: How,
     /// Make it, and keep it from coming due
     #[arg(long)]
     disabled: bool,
@@ -91,6 +83,46 @@ struct Add {
     sandbox: SandboxRef,
     /// Program and arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+/// How a command runs.
+#[derive(clap::Args)]
+struct How {
+    /// End a run after this long; a new one has 5 minutes when not said
+    #[arg(long, value_name = "SPAN", value_parser = parse_span)]
+    timeout: Option<u64>,
+    /// All that is added to the sandbox's environment: NAME=VALUE, or NAME for the value that it has here
+    #[arg(long, short, value_name = "NAME=VALUE")]
+    env: Vec<String>,
+    /// Where it starts; a new one in the sandbox's working directory when not said
+    #[arg(long, value_name = "PATH")]
+    cwd: Option<Path>,
+    /// As whom; a new one as root of the sandbox when not said
+    #[arg(long, short, value_name = "USER[:GROUP]")]
+    user: Option<UserName>,
+}
+
+/// Change a schedule; what is not said stays
+///
+/// A run that is under way goes on as it was.
+#[derive(clap::Args)]
+struct Set {
+    /// When: 'minute hour day-of-month month day-of-week', or @hourly, @daily, @weekly, @monthly, @yearly
+    #[arg(long, value_name = "CRON")]
+    cron: Option<CronText>,
+    /// By which clock, such as Europe/Berlin
+    #[arg(long, value_name = "ZONE")]
+    zone: Option<ZoneName>,
+    /// What becomes of times at which no daemon was there
+    #[arg(long, value_enum)]
+    missed: Option<MissedArg>,
+    #[command(flatten)]
+    how: How,
+    /// Its id
+    schedule: ScheduleRef,
+    /// Program and arguments
+    #[arg(trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<String>,
 }
 
@@ -107,6 +139,7 @@ enum MissedArg {
 pub(super) fn run(args: Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
     match args.verb {
         Verb::Add(add) => self::add(add, daemon),
+        Verb::Set(set) => self::set(*set, daemon),
         Verb::Ls { sandbox } => list(sandbox.as_ref(), daemon),
         Verb::Show { schedule } => {
             let schedule = daemon.client.schedule(&schedule)?;
@@ -128,21 +161,58 @@ pub(super) fn run(args: Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
     }
 }
 
+impl From<MissedArg> for MissedRuns {
+    fn from(missed: MissedArg) -> Self {
+        match missed {
+            MissedArg::Skip => Self::Skip,
+            MissedArg::Once => Self::Once,
+            MissedArg::All => Self::All,
+        }
+    }
+}
+
+fn argv(words: Vec<String>) -> anyhow::Result<Argv> {
+    let words = words.into_iter().map(Argument::new).collect::<Result<Vec<_>, _>>().map_err(wrong)?;
+    Ok(Argv::new(words).map_err(wrong)?)
+}
+
+fn limit(timeout: Option<u64>) -> anyhow::Result<Option<ExecutionMs>> {
+    Ok(timeout.map(ExecutionMs::new).transpose().map_err(wrong)?)
+}
+
+fn set(set: Set, daemon: &Daemon) -> anyhow::Result<ExitCode> {
+    let How { timeout, env, cwd, user } = set.how;
+    let env = if env.is_empty() { None } else { Some(CommandEnv::new(variables(&env)?).map_err(wrong)?) };
+    let change = ChangeSchedule {
+        cron: set.cron,
+        zone: set.zone,
+        argv: if set.command.is_empty() { None } else { Some(argv(set.command)?) },
+        env,
+        cwd,
+        user,
+        limit_ms: limit(timeout)?,
+        missed: set.missed.map(Into::into),
+        enabled: None,
+    };
+    if change == ChangeSchedule::default() {
+        let hint = "say what is to be otherwise: --cron, --zone, --missed, --timeout, --env, --cwd, --user, a command";
+        return Err(Failure::usage("nothing is to be changed").hint(hint).into());
+    }
+    let schedule = daemon.client.change_schedule(&set.schedule, &change)?;
+    daemon.answer(&schedule, || schedule.id.to_string())
+}
+
 fn add(add: Add, daemon: &Daemon) -> anyhow::Result<ExitCode> {
-    let words = add.command.into_iter().map(Argument::new).collect::<Result<Vec<_>, _>>().map_err(wrong)?;
+    let How { timeout, env, cwd, user } = add.how;
     let request = CreateSchedule {
         cron: add.cron,
         zone: add.zone,
-        argv: Argv::new(words).map_err(wrong)?,
-        env: CommandEnv::new(variables(&add.env)?).map_err(wrong)?,
-        cwd: add.cwd,
-        user: add.user,
-        limit_ms: add.timeout.map(ExecutionMs::new).transpose().map_err(wrong)?,
-        missed: match add.missed {
-            MissedArg::Skip => MissedRuns::Skip,
-            MissedArg::Once => MissedRuns::Once,
-            MissedArg::All => MissedRuns::All,
-        },
+        argv: argv(add.command)?,
+        env: CommandEnv::new(variables(&env)?).map_err(wrong)?,
+        cwd,
+        user,
+        limit_ms: limit(timeout)?,
+        missed: add.missed.into(),
         enabled: Some(!add.disabled),
     };
     let schedule = daemon.sandbox(&add.sandbox).create_schedule(&request)?;

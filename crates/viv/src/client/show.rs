@@ -167,9 +167,14 @@ fn diagnosed(diagnosis: &Diagnosis, now_ms: u64) -> String {
     }
     let saved = |snapshot: &viv_api::diagnosis::SnapshotShown| {
         let (at, integrity) = (ago(now_ms, snapshot.created_at_ms), word(&snapshot.integrity));
-        format!("{}, {at}, {}, {integrity}", snapshot.id, crate::text::bytes(snapshot.size_bytes))
+        let name = snapshot.name.as_ref().map_or_else(String::new, |name| format!(" ({name})"));
+        format!("{}{name}, {at}, {}, {integrity}", snapshot.id, crate::text::bytes(snapshot.size_bytes))
     };
     facts.maybe("auto-saved", diagnosis.auto_saved.as_ref().map(saved));
+    if diagnosis.snapshots_count > 0 {
+        let bytes = crate::text::bytes(diagnosis.snapshots_bytes);
+        facts.add("snapshots", format!("{}, {bytes} in all", diagnosis.snapshots_count));
+    }
     for snapshot in &diagnosis.snapshots {
         facts.add("snapshot", saved(snapshot));
     }
@@ -259,8 +264,13 @@ pub(super) mod tests {
     #[test]
     fn a_diagnosis_has_the_fields_of_the_sandbox_where_show_has_them() {
         let diagnosis: Diagnosis = serde_json::from_value(json!({
-            "sandbox": sandbox(), "at_ms": 1, "transition": null, "auto_saved": null, "snapshots": [],
-            "locks": {"lifecycle": null, "start": null}, "reads": [],
+            "sandbox": sandbox(), "at_ms": 1, "transition": null, "auto_saved": null,
+            "snapshots": [{"id": "snp_1", "name": "before", "generation": 2, "created_at_ms": 40_000,
+                           "size_bytes": 2_048, "integrity": "verified"}],
+            "snapshots_count": 12, "snapshots_bytes": 30_720,
+            "locks": {"lifecycle": {"holder": "daemon", "since_at_ms": 40_000, "expires_at_ms": 160_000, "token": 7},
+                      "start": null},
+            "reads": [],
             "daemon": {"version": "0.1.0", "commit": "c", "api": "v1", "provider": "local", "gates": [],
                        "started_at_ms": 1},
             "host": {"shim_pid": 12, "agent_pid": 13, "root_mount": "/r", "cgroups": ["/c"], "folder": "/f"},
@@ -272,7 +282,15 @@ pub(super) mod tests {
         assert_eq!((&json["id"], &json["host"]["shim_pid"]), (&json!("sbx_01h2xcejqtf2nbrexx3vqjhp41"), &json!(12)));
         assert_eq!(json.get("sandbox"), None);
         let text = diagnosed(&diagnosis, 100_000);
-        assert!(text.contains("shim    pid 12\n") && text.contains("root    /r\n"), "{text}");
+        for line in [
+            "shim            pid 12\n",
+            "root            /r\n",
+            "snapshots       12, 30.0 KiB in all\n",
+            "snapshot        snp_1 (before), 1m ago, 2.0 KiB, verified\n",
+            "lifecycle lock  daemon, since 1m ago, ends in 1m, token 7\n",
+        ] {
+            assert!(text.contains(line), "{line:?} is not in\n{text}");
+        }
         assert!(text.ends_with("warning: old (evidence_old)\n  try: viv show --verify box\n"), "{text}");
     }
 }

@@ -8,12 +8,12 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Subcommand;
-use viv_api::bound::{LabelFilter, Labels, SandboxName, SandboxRef, SnapshotRef};
+use viv_api::bound::{IdempotencyKey, LabelFilter, Labels, SandboxName, SandboxRef, SnapshotRef};
 use viv_api::query::ImportSnapshot;
 use viv_api::snapshot::{CreateSnapshot, Snapshot, SnapshotIntegrity, SnapshotKind, SnapshotState};
 use viv_core::SnapshotId;
 
-use super::new::wrong;
+use super::new::{once, wrong};
 use super::progress::Waiting;
 use super::table::{Facts, NONE, Table, age, ago};
 use super::{Daemon, now_ms, print, print_json, width};
@@ -41,6 +41,9 @@ enum Verb {
         /// A label
         #[arg(long, short, value_name = "KEY=VALUE")]
         label: Vec<LabelFilter>,
+        /// Asked again with the same key and the same options, no second one is made
+        #[arg(long, value_name = "KEY")]
+        idempotency_key: Option<IdempotencyKey>,
     },
     /// List snapshots: of one sandbox, or all that the key may see
     ///
@@ -87,7 +90,9 @@ enum Verb {
 
 pub(super) fn run(args: Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
     match args.verb {
-        Verb::Create { sandbox, name, label } => create(&sandbox, name, label, daemon),
+        Verb::Create { sandbox, name, label, idempotency_key } => {
+            create(&sandbox, name, label, idempotency_key, daemon)
+        }
         Verb::Ls { sandbox, quiet } => list(sandbox.as_ref(), quiet, daemon),
         Verb::Show { snapshot } => show(&snapshot, daemon),
         Verb::Rm { snapshots } => remove(&snapshots, daemon),
@@ -101,13 +106,14 @@ fn create(
     sandbox: &SandboxRef,
     name: Option<SandboxName>,
     label: Vec<LabelFilter>,
+    key: Option<IdempotencyKey>,
     daemon: &Daemon,
 ) -> anyhow::Result<ExitCode> {
     let labels: BTreeMap<_, _> = label.into_iter().map(|label| (label.key, label.value)).collect();
     let request = CreateSnapshot { name, labels: Labels::new(labels).map_err(wrong)? };
     let made = {
         let _waiting = Waiting::on(format!("saving {sandbox}"));
-        daemon.sandbox(sandbox).make_snapshot(&request)?
+        once(key, |key| daemon.sandbox(sandbox).make_snapshot(&request, Some(key)))?
     };
     if let (Some(size), Some(took), Some(paused), Some(copied)) =
         (made.size_bytes, made.took_ms, made.paused_ms, made.copied_bytes)

@@ -99,7 +99,7 @@ impl Patient<'_> {
                 Ok(one) => one.name.as_deref() == Some(name.as_str()) && one.state == SnapshotState::Ready,
                 Err(_) => true,
             });
-            before.unwrap_or_else(|| sandbox.make_snapshot(&request))
+            before.unwrap_or_else(|| sandbox.make_snapshot(&request, None))
         })?)
     }
 
@@ -123,7 +123,7 @@ impl Patient<'_> {
         let query = ListSandboxes { label: vec![label.clone()], ..ListSandboxes::default() };
         let forked = self.ask(|client| match client.list_all(query.clone()).next() {
             Some(before) => before.map(Some),
-            None => client.fork_snapshot(snapshot, &request).map(|made| made.sandboxes.into_iter().next()),
+            None => client.fork_snapshot(snapshot, &request, None).map(|made| made.sandboxes.into_iter().next()),
         })?;
         let forked = forked.context("a fork made nothing")?;
         self.resume(&forked.id)
