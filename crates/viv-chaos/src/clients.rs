@@ -13,7 +13,7 @@ use viv_core::service::{Readiness, Restart, RestartPolicy, ServiceSpec};
 use viv_core::spec::{Policy, Project, SandboxSpec};
 use viv_core::{EndCause, Generation, SandboxId, SnapshotId};
 use viv_engine::{CreateRequest, Engine, EngineError, Handle, KeyedBy, View, Which};
-use viv_provider::{DeadlineChange, InstanceRef, InstanceState, Provider, ResourceLimits};
+use viv_provider::{DeadlineChange, FileWrite, InstanceRef, InstanceState, Provider, ResourceLimits};
 use viv_store::{ListQuery, Store};
 
 use crate::faulty::Damage;
@@ -26,7 +26,7 @@ use crate::world::{TICK_MS, World, somebody};
 const KNOWN_MAX: usize = 16;
 
 /// After this long a client gives up waiting; what it asked for goes on.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What a client was told.
 #[derive(Debug)]
@@ -37,6 +37,8 @@ pub(crate) enum Told {
     All(Vec<SandboxId>),
     /// That its handle is good for this generation, and which one it had asked for.
     Handle(Option<Generation>, Generation),
+    /// That this file was written.
+    Written(String),
     /// That it was done.
     Done,
 }
@@ -117,6 +119,9 @@ impl World<'_> {
             _ => {}
         }
         let Some(id) = self.someone() else { return Ok(()) };
+        if matches!(deed, Deed::Rollback | Deed::Reset | Deed::Discard) {
+            self.known.entry(id.clone()).or_default().went_back = true;
+        }
         match deed {
             Deed::Read => self.read(&id).await,
             Deed::Snapshot | Deed::Rollback | Deed::Fork => self.snapshots(deed, &id).await,
@@ -136,6 +141,7 @@ impl World<'_> {
         let (engine, by) = (self.engine(), somebody());
         let waits = self.rng.chance(50);
         let ms = 1_000 + self.rng.below(60_000);
+        let path = format!("/workspace/{}", self.step);
         let asked = {
             let id = id.clone();
             async move {
@@ -158,6 +164,12 @@ impl World<'_> {
                         let handle = hold(&engine, &id, None).await?;
                         engine.extend(&handle, DeadlineChange::AtLeastMs(600_000), &by).await?;
                         return Ok(Told::Done);
+                    }
+                    Deed::Write => {
+                        let handle = hold(&engine, &id, None).await?;
+                        let file = FileWrite { path: path.clone(), ..FileWrite::default() };
+                        handle.file_write(&file, Box::new(std::io::Cursor::new(b"work".to_vec()))).await?;
+                        return Ok(Told::Written(path));
                     }
                     Deed::Limit => {
                         let handle = hold(&engine, &id, None).await?;
@@ -447,6 +459,11 @@ impl World<'_> {
             (Deed::Delete, Err(error)) => {
                 let expected = matches!(error, EngineError::Store(_) | EngineError::ShuttingDown);
                 holds("delete-is-legal", expected, || format!("a delete of {name} was refused: {error}"))?;
+            }
+            (_, Ok(Told::Written(path))) => {
+                if let Some(id) = id {
+                    self.known.entry(id).or_default().written.push(path.clone());
+                }
             }
             (_, Ok(Told::Handle(asked, got))) => {
                 holds("old-handles-are-refused", asked.is_none_or(|asked| asked == *got), || {

@@ -3,9 +3,10 @@
 //! itself at a call that was chosen before.
 
 use std::future::Future;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::watch;
+use tokio::sync::Notify;
 
 /// How it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,35 +19,44 @@ enum State {
 /// One daemon's way to the world. Clones are the same one.
 #[derive(Debug, Clone)]
 pub(crate) struct Line {
-    state: Arc<watch::Sender<State>>,
+    state: Arc<Mutex<State>>,
+    /// Rings when it changes. Whoever waited first is woken first, which a channel does not promise, and a world has to
+    /// replay exactly.
+    bell: Arc<Notify>,
     /// How many calls are left before it is cut, and whether that one has its effect.
     left: Arc<Mutex<Option<(u64, bool)>>>,
 }
 
 impl Line {
     pub(crate) fn new() -> Self {
-        Self { state: Arc::new(watch::Sender::new(State::Open)), left: Arc::default() }
+        Self { state: Arc::new(Mutex::new(State::Open)), bell: Arc::default(), left: Arc::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn turn(&self, from: &[State], to: State) {
+        let mut state = self.state();
+        if from.contains(&state) {
+            *state = to;
+            self.bell.notify_waiters();
+        }
     }
 
     /// Nothing comes through any more.
     pub(crate) fn cut(&self) {
-        self.state.send_replace(State::Cut);
+        self.turn(&[State::Open, State::Held], State::Cut);
     }
 
     /// What is on its way waits.
     pub(crate) fn hold(&self) {
-        self.state.send_if_modified(|state| std::mem::replace(state, State::Held) == State::Open);
+        self.turn(&[State::Open], State::Held);
     }
 
     /// And goes on.
     pub(crate) fn release(&self) {
-        self.state.send_if_modified(|state| {
-            let held = *state == State::Held;
-            if held {
-                *state = State::Open;
-            }
-            held
-        });
+        self.turn(&[State::Held], State::Open);
     }
 
     /// Cuts itself at the call after so many, before or after that one has its effect.
@@ -60,22 +70,32 @@ impl Line {
     }
 
     pub(crate) fn is_cut(&self) -> bool {
-        *self.state.borrow() == State::Cut
+        *self.state() == State::Cut
+    }
+
+    /// Answers when it is so.
+    async fn wait_for(&self, wanted: State) {
+        loop {
+            // Listening begins before the look, so a change between look and wait is heard.
+            let mut rung = pin!(self.bell.notified());
+            rung.as_mut().enable();
+            if *self.state() == wanted {
+                return;
+            }
+            rung.await;
+        }
     }
 
     /// Answers when it is cut.
     pub(crate) async fn has_been_cut(&self) {
-        // The sender lives as long as this.
-        let _ = self.state.subscribe().wait_for(|state| *state == State::Cut).await;
+        self.wait_for(State::Cut).await;
     }
 
     /// Waits while it is held; for ever, once it is cut.
     async fn pass(&self) {
-        if *self.state.borrow() == State::Open {
-            return;
+        if *self.state() != State::Open {
+            self.wait_for(State::Open).await;
         }
-        let mut state = self.state.subscribe();
-        let _ = state.wait_for(|state| *state == State::Open).await;
     }
 
     /// Whether this call is the one, and then whether it has its effect.

@@ -67,6 +67,8 @@ kinds!(
         ExecuteWaking = "exec --wake" 3,
         /// A command that takes its time.
         Work = "exec, long" 2,
+        /// A file is written.
+        Write = "file write" 5,
         /// Its deadline is moved.
         Extend = "extend" 3,
         /// Its limits are changed.

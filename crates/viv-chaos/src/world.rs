@@ -9,9 +9,10 @@ use viv_core::lifecycle::{Actor, Phase};
 use viv_core::{Generation, SandboxId};
 use viv_engine::{Clock, Engine, EngineConfig};
 use viv_provider::sim::{SimClock, SimProvider};
+use viv_provider::{InstanceRef, InstanceState, Provider};
 use viv_store::{Cursor, JournalFilter, Owner, Quota, Store};
 
-use crate::clients::Answer;
+use crate::clients::{Answer, PATIENCE};
 use crate::faulty::FaultyProvider;
 use crate::invariants::{Changes, Found, Picture, Violation, checks, holds, rule};
 use crate::line::Line;
@@ -39,6 +40,9 @@ const TIMELINE_MAX: usize = 80;
 
 /// Most sandboxes that live at once in any world.
 const LIVING_MAX: u64 = 6;
+
+/// Files of each sandbox that are looked for after every step: the latest.
+const FILES_CHECKED: usize = 4;
 
 /// Farthest that a clock is set back or forth.
 const JUMP_MS_MAX: u64 = 90_000;
@@ -99,6 +103,10 @@ pub(crate) struct Known {
     pub(crate) handle: Option<Generation>,
     /// A stop of what is not persistent, or a delete, was acknowledged.
     pub(crate) ended: bool,
+    /// Files that were written.
+    pub(crate) written: Vec<String>,
+    /// Somebody wanted it to be as it was before, so they may be gone.
+    pub(crate) went_back: bool,
 }
 
 pub(crate) struct World<'p> {
@@ -322,7 +330,13 @@ impl<'p> World<'p> {
                 };
                 let ms = ms * self.pace / 10;
                 self.tell(&format!("{ms} ms pass"));
-                self.pass(ms).await;
+                // Whoever starts daemons notices that one is dead.
+                let line = self.line.clone();
+                tokio::select! {
+                    biased;
+                    () = line.has_been_cut() => {}
+                    () = self.pass(ms) => {}
+                }
             }
             Deed::Restart | Deed::Kill | Deed::KillAtCall | Deed::Stall => self.end_daemon(deed).await,
             Deed::Partition => {
@@ -359,7 +373,8 @@ impl<'p> World<'p> {
 
     /// Whether time limits can be held to.
     pub(crate) fn is_calm(&self) -> bool {
-        self.plan.faults_percent == 0 && !self.swarm.has(Trouble::ClockJump) && Instant::now() > self.disturbed_until
+        let calm = self.plan.faults_percent == 0 && !self.swarm.has(Trouble::ClockJump);
+        calm && Instant::now() > self.disturbed_until && !self.line.is_cut()
     }
 
     /// Whoever was killed is followed by another one, and whoever was away goes on.
@@ -431,11 +446,29 @@ impl<'p> World<'p> {
         if self.is_calm() {
             picture.check_deadlines(self.clock.now_ms())?;
         }
+        self.check_files(&picture).await?;
         let twice = self.provider.started_twice();
         holds("started-in-one-generation", twice.is_none(), || format!("{twice:?}"))?;
         if self.told_drained {
             let runs: Vec<_> = picture.living().collect();
             holds("drained-stays-drained", runs.is_empty(), || format!("{runs:?} runs"))?;
+        }
+        Ok(())
+    }
+
+    /// What was written is there.
+    async fn check_files(&self, picture: &Picture) -> Found {
+        for (id, known) in self.known.iter().filter(|(_, known)| !known.went_back) {
+            let Some(record) = picture.records.get(id) else { continue };
+            let runs = matches!(picture.instances.get(id), Some((_, InstanceState::Running)));
+            if record.phase != Phase::Ready || !record.policy.persistent || !runs {
+                continue;
+            }
+            let instance = InstanceRef { sandbox: id.clone(), generation: record.generation };
+            for file in known.written.iter().rev().take(FILES_CHECKED) {
+                let seen = self.provider.truth().file_stat(&instance, file).await;
+                holds("acknowledged-work-stays", seen.is_ok(), || format!("{file} in {instance}: {seen:?}"))?;
+            }
         }
         Ok(())
     }
@@ -453,6 +486,8 @@ impl<'p> World<'p> {
         if self.line.is_cut() {
             self.begin().await;
         }
+        // What was asked for is answered by then, also by who did not wait.
+        tokio::time::sleep(PATIENCE).await;
         self.end_schedules().await;
         tokio::time::sleep(REST_WITHIN).await;
         self.check().await?;

@@ -1,6 +1,6 @@
 //! One owner per sandbox, there only while there is work: it performs one effect, records its outcome, and looks again.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,7 +23,7 @@ const ROOM_PAUSE_MS: u64 = 5_000;
 /// All drivers that are at work.
 #[derive(Debug, Default)]
 pub(crate) struct Drivers {
-    working: Mutex<HashMap<SandboxId, Arc<Driver>>>,
+    working: Mutex<BTreeMap<SandboxId, Arc<Driver>>>,
 }
 
 #[derive(Debug, Default)]
@@ -35,7 +35,7 @@ struct Driver {
 }
 
 impl Drivers {
-    fn lock(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<Driver>>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<SandboxId, Arc<Driver>>> {
         self.working.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -46,7 +46,8 @@ impl Drivers {
 
     /// Ends all of them, where they are.
     pub(crate) fn end(&self) {
-        for driver in self.lock().drain().map(|(_, driver)| driver) {
+        // In their order, so that a simulated world replays exactly.
+        for driver in std::mem::take(&mut *self.lock()).into_values() {
             if let Some(task) = driver.task.lock().unwrap_or_else(PoisonError::into_inner).take() {
                 task.abort();
             }

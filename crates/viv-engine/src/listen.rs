@@ -1,7 +1,7 @@
 //! One wait per service of a ready sandbox, for its end to be told: a stream that says nothing else, and costs nothing
 //! while the service lives.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_
 const PAST_ALL_OUTPUT: u64 = u64::MAX;
 
 /// Which executions are listened to, and by which tasks.
-type Listening = HashMap<SandboxId, (Vec<ExecutionId>, JoinSet<()>)>;
+type Listening = BTreeMap<SandboxId, (Vec<ExecutionId>, JoinSet<()>)>;
 
 /// All that are listened to.
 #[derive(Debug, Default)]

@@ -1,6 +1,6 @@
 //! One wait per living instance, for its end to be pushed (T3).
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -20,11 +20,11 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_
 /// All waits.
 #[derive(Debug, Default)]
 pub(crate) struct Watches {
-    watched: Mutex<HashMap<SandboxId, (Generation, AbortHandle)>>,
+    watched: Mutex<BTreeMap<SandboxId, (Generation, AbortHandle)>>,
 }
 
 impl Watches {
-    fn lock(&self) -> MutexGuard<'_, HashMap<SandboxId, (Generation, AbortHandle)>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<SandboxId, (Generation, AbortHandle)>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -36,7 +36,7 @@ impl Watches {
     }
 
     pub(crate) fn end(&self) {
-        for (_, (_, task)) in self.lock().drain() {
+        for (_, task) in std::mem::take(&mut *self.lock()).into_values() {
             task.abort();
         }
     }

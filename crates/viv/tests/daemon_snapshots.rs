@@ -294,7 +294,7 @@ fn l16_no_verb_changes_the_policy() {
     daemon.sandbox(id).rollback(&back_to(&point.id, false)).unwrap();
     same(&daemon, "rollback");
     let fork = Fork { wait_ms: Some(long()), ..Fork::default() };
-    let forked = daemon.sandbox(id).fork(&fork).unwrap().sandboxes.remove(0);
+    let forked = daemon.sandbox(id).fork(&fork, None).unwrap().sandboxes.remove(0);
     assert_eq!(forked.policy, made.policy, "of who was forked");
     same(&daemon, "fork");
     Held::of(daemon.host(id).agent_pid).kill();

@@ -111,6 +111,7 @@ invariants! {
     "names-are-unique" "L2" Step "no two living sandboxes of a project have one name";
     "quota-holds" "L18" Step "no more may live, those that are being ended left out, than the quota allows";
     "acknowledged-stays" "L1" Step "what was acknowledged has a record for ever";
+    "acknowledged-work-stays" "L10" Step "a file whose writing into a persistent sandbox was acknowledged is there whenever that is ready, unless somebody went back, began anew or discarded";
     "started-in-one-generation" "X1" Step "no command is started in two generations";
     "drained-stays-drained" "L21" Step "once a drain was told to be complete, nothing runs until it is taken back";
     "stuck-is-noticed" "J7" Step "a phase past its deadline is noticed within two minutes (worlds without faults)";

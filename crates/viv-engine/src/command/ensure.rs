@@ -13,8 +13,9 @@ impl Engine {
     /// Records that somebody wants it to run, and answers at once: see [`Engine::wait_ready`].
     pub async fn ensure(&self, sandbox: &SandboxId, kind: EntryKind, by: Actor) -> Result<View, EngineError> {
         let inner = &self.inner;
-        let _entering = inner.begin_entry()?;
+        let entering = inner.begin_entry()?;
         let record = inner.enter(sandbox, kind, by).await?.sandbox();
+        drop(entering);
         inner.reached("ensure.committed");
         inner.active(&record.id).await?;
         let view = inner.view(record);

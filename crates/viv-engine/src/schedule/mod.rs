@@ -16,7 +16,7 @@
 mod command;
 mod run;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ const RACES_MAX: usize = 16;
 pub(crate) struct Schedules {
     /// Rings when the soonest may be sooner.
     bell: Notify,
-    running: Mutex<HashMap<ScheduleId, AbortHandle>>,
+    running: Mutex<BTreeMap<ScheduleId, AbortHandle>>,
     places: Semaphore,
 }
 
@@ -62,12 +62,12 @@ impl Default for Schedules {
 }
 
 impl Schedules {
-    fn lock(&self) -> MutexGuard<'_, HashMap<ScheduleId, AbortHandle>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<ScheduleId, AbortHandle>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn end(&self) {
-        for (_, task) in self.lock().drain() {
+        for task in std::mem::take(&mut *self.lock()).into_values() {
             task.abort();
         }
     }

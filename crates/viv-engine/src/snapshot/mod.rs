@@ -18,7 +18,7 @@ mod remove;
 mod repeat;
 mod transfer;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
@@ -56,14 +56,14 @@ pub struct RollbackRequest {
 /// Those who make or remove a snapshot, one for each at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Savers {
-    working: Mutex<HashMap<SnapshotId, AbortHandle>>,
+    working: Mutex<BTreeMap<SnapshotId, AbortHandle>>,
     /// Those whose file is on its way: only the request that brings it works on them.
     importing: Mutex<BTreeSet<SnapshotId>>,
     noted: Mutex<BTreeMap<SnapshotId, viv_provider::Snapshot>>,
 }
 
 impl Savers {
-    fn lock(&self) -> MutexGuard<'_, HashMap<SnapshotId, AbortHandle>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<SnapshotId, AbortHandle>> {
         self.working.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -96,7 +96,7 @@ impl Savers {
 
     /// Ends all of them, where they are.
     pub(crate) fn end(&self) {
-        for (_, task) in self.lock().drain() {
+        for task in std::mem::take(&mut *self.lock()).into_values() {
             task.abort();
         }
     }
