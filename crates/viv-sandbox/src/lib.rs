@@ -23,6 +23,7 @@
 mod agent_image;
 mod bundle;
 pub mod cgroup;
+pub mod checkpoint;
 mod durable;
 mod fence;
 mod hardening;
@@ -47,7 +48,7 @@ mod wait;
 
 pub use hardening::Hardening;
 pub use ids::IdPool;
-pub use local::{LocalConfig, LocalProvider, OpenError};
+pub use local::{Criu, LocalConfig, LocalProvider, OpenError};
 pub use rootfs::IdRange;
 pub use runtime::{Found, Kernel, Runtime, RuntimeError};
 pub use shim::space::DiskReserve;
