@@ -127,6 +127,7 @@ fn boot() -> io::Result<()> {
         executions: exec::table::Executions::default(),
         pump: exec::pump::Pump::new()?,
         wake: Wake::new()?,
+        identity: std::sync::Mutex::new(config.identity.clone()),
         config,
         places,
     }));

@@ -457,6 +457,13 @@ pub enum ControlMessage {
         /// How long.
         frozen_ms: u64,
     },
+    /// What was restored from memory serves another instance from now on: the one that it was restored as.
+    Become {
+        /// Which.
+        identity: Identity,
+        /// Older tokens are refused from now on.
+        token: FencingToken,
+    },
 }
 
 /// What the agent says on the control connection.

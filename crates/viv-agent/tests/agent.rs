@@ -110,7 +110,19 @@ fn a_quiesce_ends_connections_and_lets_processes_live() {
         let descriptors: Vec<_> = agent.cgroup.iter().map(|path| (Descriptor::Cgroup, open_dir(path))).collect();
         agent.take_control(descriptors).unwrap();
         assert_eq!(agent.status(&id).state, ExecState::Running);
-        assert_eq!(agent.cancel(&id).state, ExecState::Cancelled);
+        // As what it was restored as, when it was.
+        let next = Identity { sandbox: "sbx_01m7h35mvm839ymre7yt5db3sd".parse().unwrap(), generation: Generation(4) };
+        let turned = ControlMessage::Become { identity: next.clone(), token: FencingToken(0) };
+        agent.control.as_mut().unwrap().send(&turned);
+        eventually(
+            "another identity",
+            || matches!(agent.call(&Request::Hello), Ok(Answer::Hello(hello)) if hello.identity == next),
+        );
+        let stale = agent.call(&Request::ExecCancel { fence: fence(), id: id.clone() }).unwrap_err();
+        assert_eq!((stale.code, stale.current), (ErrorCode::StaleGeneration, Some(4)));
+        let fence = Fence { generation: Generation(4), ..fence() };
+        let Answer::Exec(ended) = agent.call(&Request::ExecCancel { fence, id }).unwrap() else { panic!("no status") };
+        assert_eq!(ended.state, ExecState::Cancelled);
         eventually("nothing left", || agent.descendants().is_empty());
     }
 }

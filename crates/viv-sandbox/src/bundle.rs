@@ -188,7 +188,7 @@ fn is_alone(record: &InstanceRecord) -> bool {
     record.ids.count == 1
 }
 
-fn hostname(record: &InstanceRecord) -> String {
+pub(crate) fn hostname(record: &InstanceRecord) -> String {
     record.sandbox().as_str().replace('_', "-")
 }
 

@@ -96,6 +96,28 @@ impl Ids {
         Ok(None)
     }
 
+    /// Takes this range for a sandbox that has none, under its fence; false when it is another's.
+    pub(crate) fn take_this(&self, sandbox: &SandboxId, range: IdRange) -> io::Result<bool> {
+        match self.pool {
+            IdPool::Each { first, ranges } => {
+                let nth =
+                    range.base.checked_sub(first).map(|offset| (offset / IdRange::COUNT, offset % IdRange::COUNT));
+                if range.count != IdRange::COUNT || !nth.is_some_and(|(nth, rest)| nth < ranges && rest == 0) {
+                    return Ok(false);
+                }
+            }
+            IdPool::Shared(shared) => return Ok(range == shared),
+        }
+        let link = self.link(range);
+        match symlink(sandbox.as_str(), &link) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                Ok(fs::read_link(&link).is_ok_and(|owner| owner.as_os_str() == sandbox.as_str()))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     /// Gives a range back, under the fence of the sandbox that had it.
     pub(crate) fn give_back(&self, sandbox: &SandboxId, range: IdRange) {
         let link = self.link(range);
@@ -154,7 +176,14 @@ mod tests {
         assert_eq!(ids.take(&sandbox(2)).unwrap(), Some(taken[1]), "left by itself");
         ids.give_back(&sandbox(4), taken[1]);
         assert_eq!(ids.take(&sandbox(4)).unwrap(), None, "it was another's");
+        assert!(!ids.take_this(&sandbox(4), taken[1]).unwrap());
         ids.give_back(&sandbox(2), taken[1]);
+        assert!(ids.take_this(&sandbox(4), taken[1]).unwrap());
+        assert!(ids.take_this(&sandbox(4), taken[1]).unwrap(), "left by itself");
+        for base in [taken[1].base + 1, (1 << 20) + (3 << 16), 1 << 16] {
+            let strange = IdRange { base, count: IdRange::COUNT };
+            assert!(!ids.take_this(&sandbox(4), strange).unwrap(), "{base} is none of ours");
+        }
         assert_eq!(ids.take(&sandbox(4)).unwrap(), Some(taken[1]));
     }
 

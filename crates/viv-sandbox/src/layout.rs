@@ -9,10 +9,13 @@
 //!       shim.json  shim.sock  shim.log
 //!       init.json  init.pid        the container's first process
 //!       deadline.json  exit.json
+//!       agent.log  restore.log     of one whose memory was restored
 //!       run/                       /.vivarium/run inside: socket, executions, output
+//!       memory/                    what was dumped of its memory, until it is a snapshot's
 //!       sealed.json                which layer its writable one became, when it was saved
 //!       resolv.conf                what names are resolved by inside, when there is a network
 //!       bundle/  runtime/          OCI bundle, state of the OCI runtime
+//!     memory/<snapshot>/           the memory of a snapshot that has it: see `checkpoint`
 //!     ids/<first id>               whose range of the host's ids it is: see `ids`
 //!     trash/                       instances on their way out
 //!     agent/  host/
@@ -78,6 +81,11 @@ impl DataDir {
 
     pub(crate) fn snapshots(&self) -> PathBuf {
         self.0.join("snapshots")
+    }
+
+    /// What is kept of the memory of a snapshot.
+    pub(crate) fn memory(&self) -> PathBuf {
+        self.0.join("memory")
     }
 
     pub(crate) fn downloads(&self) -> PathBuf {
@@ -148,12 +156,14 @@ impl InstanceDir {
         first_pid = "init.pid",
         socket = "shim.sock",
         log = "shim.log",
+        agent_log = "agent.log",
         deadline = "deadline.json",
         exit = "exit.json",
         reserve = ".reserve",
         run = "run",
         sealed = "sealed.json",
         saving = "save.lock",
+        memory = "memory",
         bundle = "bundle",
         runtime = "runtime",
         resolv_conf = "resolv.conf",
@@ -236,6 +246,19 @@ pub(crate) struct InstanceRecord {
     #[serde(default)]
     pub(crate) cgroup_layout: Option<Layout>,
     pub(crate) create_budget_ms: u64,
+    /// The memory that it begins with.
+    #[serde(default)]
+    pub(crate) memory: Option<MemoryPlan>,
+}
+
+/// What an instance is restored from beside its filesystem.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct MemoryPlan {
+    /// Where it is kept.
+    pub(crate) folder: PathBuf,
+    pub(crate) criu: PathBuf,
+    /// Of which instance it is.
+    pub(crate) of: InstanceRef,
 }
 
 /// What an instance is made of.

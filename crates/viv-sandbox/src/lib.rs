@@ -26,6 +26,7 @@ mod note;
 mod agent_image;
 mod bundle;
 pub mod cgroup;
+pub mod checkpoint;
 mod durable;
 mod fence;
 mod hardening;
@@ -50,7 +51,7 @@ mod wait;
 
 pub use hardening::Hardening;
 pub use ids::IdPool;
-pub use local::{LocalConfig, LocalProvider, OpenError};
+pub use local::{Criu, LocalConfig, LocalProvider, OpenError};
 pub use rootfs::IdRange;
 pub use runtime::{Found, Kernel, Runtime, RuntimeError};
 pub use shim::space::DiskReserve;

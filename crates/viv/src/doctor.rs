@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use viv_api::daemon::Doctor;
 use viv_provider::{Capability, Provider};
 use viv_sandbox::machine::{self, State};
-use viv_sandbox::{DiskReserve, Found, Kernel, LocalProvider};
+use viv_sandbox::{Criu, DiskReserve, Found, Kernel, LocalProvider};
 
 use crate::client;
 use crate::fail::Failure;
@@ -42,6 +42,9 @@ pub(crate) fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
             all["kernel"] = serde_json::to_value(runtime.kernel)?;
             all["limit_disk_by"] = serde_json::to_value(provider.limited_by())?;
             all["disk_reserve"] = serde_json::to_value(provider.disk_reserve())?;
+            if let Ok(criu) = provider.criu() {
+                all["criu"] = serde_json::to_value(criu)?;
+            }
             all["capabilities"] = serde_json::to_value(provider.capabilities())?;
         }
         writeln!(out, "{all:#}")?;
@@ -79,6 +82,9 @@ pub(crate) fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
     };
     writeln!(out, "containers by: {}; workloads talk to {kernel}", runtime.version)?;
     let (capabilities, limited_by) = (provider.capabilities(), provider.limited_by());
+    if let Ok(criu) = provider.criu() {
+        writeln!(out, "memory is saved by: CRIU {}, {}; {}", criu.version, criu.path.display(), Criu::LIMITS)?;
+    }
     if let Some(reserve) = provider.disk_reserve() {
         writeln!(out, "{}", full_disk(&reserve))?;
     }

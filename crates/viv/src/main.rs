@@ -1,7 +1,7 @@
 //! `viv`: the one binary.
 //!
 //! Architecture invariant: nothing here starts a thread or an async runtime
-//! before the verb is known. `shim`, `oci-run` and `net-probe` need a process with one thread.
+//! before the verb is known. `shim`, `oci-run` and the probes need a process with one thread.
 #![forbid(unsafe_code)]
 
 mod client;
@@ -75,6 +75,17 @@ enum Verb {
         /// Where what is said about it goes
         log: PathBuf,
     },
+    /// Try whether a CRIU works here (started by the local provider)
+    #[command(hide = true)]
+    CriuProbe {
+        /// Which one
+        criu: PathBuf,
+        /// An empty folder to try it in
+        folder: PathBuf,
+        /// Whether it has mounts of its own already
+        #[arg(long)]
+        entered: bool,
+    },
     /// Make and start a container with the embedded OCI runtime (started by a shim)
     #[command(hide = true)]
     OciRun {
@@ -99,6 +110,9 @@ fn main() -> ExitCode {
         Verb::Client(verb) => return client::run(*verb, &global),
         Verb::Shim { folder } => return viv_sandbox::shim::main(&folder),
         Verb::NetProbe { id, log } => return viv_sandbox::network::probe::main(id, &log),
+        Verb::CriuProbe { criu, folder, entered } => {
+            return viv_sandbox::checkpoint::probe::main(&criu, &folder, entered);
+        }
         Verb::OciRun { root, bundle, pid_file, id } => {
             viv_sandbox::runtime::run_embedded(&root, &bundle, &pid_file, &id)
                 .map(|()| ExitCode::SUCCESS)

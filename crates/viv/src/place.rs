@@ -19,6 +19,9 @@ pub(crate) struct Place {
     /// OCI runtime to use instead of the embedded one, by name or path: runsc (gVisor), runc
     #[arg(long, env = "VIV_RUNTIME", hide_env_values = true, global = true)]
     runtime: Option<PathBuf>,
+    /// CRIU that saves the memory of sandboxes, instead of the machine's own
+    #[arg(long, env = "VIV_CRIU", hide_env_values = true, global = true)]
+    criu: Option<PathBuf>,
     /// How layers are kept; chosen once for a data folder, by default what its filesystem is good for
     #[arg(long, env = "VIV_LAYERS", hide_env_values = true, global = true)]
     layers: Option<Layers>,
@@ -59,6 +62,7 @@ impl Place {
         if let Some(binary) = self.runtime {
             config.runtime = Runtime::Binary(binary);
         }
+        config.criu = self.criu;
         let driver = self.layers.map(|layers| match layers {
             Layers::Btrfs => DriverKind::Btrfs,
             Layers::Plain => DriverKind::Plain,

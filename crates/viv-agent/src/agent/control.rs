@@ -324,6 +324,10 @@ fn obey(agent: &Agent, message: &ControlMessage) {
     match message {
         ControlMessage::Token(token) => agent.fencing.raise(*token),
         ControlMessage::Thawing { frozen_ms } => agent.executions.postpone_deadlines(*frozen_ms),
+        ControlMessage::Become { identity, token } => {
+            agent.fencing.serve(identity.generation, *token);
+            identity.clone_into(&mut lock(&agent.identity));
+        }
     }
 }
 

@@ -14,12 +14,12 @@ const OPERATIONS_MAX: usize = 1024;
 
 /// The only place where a fence is checked.
 pub(crate) struct Fencing {
-    generation: Generation,
     state: Mutex<State>,
     answered: Condvar,
 }
 
 struct State {
+    generation: Generation,
     token: FencingToken,
     /// Latest last; `None` while the first one is at it.
     operations: VecDeque<(OperationId, Option<Result<Answer>>)>,
@@ -27,8 +27,15 @@ struct State {
 
 impl Fencing {
     pub(crate) fn new(generation: Generation, token: FencingToken) -> Self {
-        let state = State { token, operations: VecDeque::new() };
-        Self { generation, state: Mutex::new(state), answered: Condvar::new() }
+        let state = State { generation, token, operations: VecDeque::new() };
+        Self { state: Mutex::new(state), answered: Condvar::new() }
+    }
+
+    /// Another generation is meant from now on.
+    pub(crate) fn serve(&self, generation: Generation, token: FencingToken) {
+        let mut state = lock(&self.state);
+        state.generation = generation;
+        state.token = state.token.max(token);
     }
 
     /// Older tokens than this are refused from now on.
@@ -39,41 +46,22 @@ impl Fencing {
 
     /// Whether the sender may change things.
     pub(crate) fn check(&self, fence: &Fence) -> Result<()> {
-        self.check_state(&mut lock(&self.state), fence)
+        check(&mut lock(&self.state), fence)
     }
 
     /// Does the last step of something that was checked when it began, unless a newer sender was
     /// heard of since. None can come between, as the lock is held: `work` must be short.
     pub(crate) fn still<T>(&self, fence: &Fence, work: impl FnOnce() -> T) -> Result<T> {
         let mut state = lock(&self.state);
-        self.check_state(&mut state, fence)?;
+        check(&mut state, fence)?;
         Ok(work())
-    }
-
-    fn check_state(&self, state: &mut State, fence: &Fence) -> Result<()> {
-        if fence.generation != self.generation {
-            return Err(AgentError {
-                code: ErrorCode::StaleGeneration,
-                message: format!("generation {} was meant, this is {}", fence.generation, self.generation),
-                current: Some(self.generation.0),
-            });
-        }
-        if fence.token < state.token {
-            return Err(AgentError {
-                code: ErrorCode::Fenced,
-                message: format!("token {} is older than {}", fence.token, state.token),
-                current: Some(state.token.0),
-            });
-        }
-        state.token = fence.token;
-        Ok(())
     }
 
     /// Checks the fence and does the work, once for each operation: a
     /// repetition gets the first answer, and waits for it while it is being made.
     pub(crate) fn once(&self, fence: &Fence, work: impl FnOnce() -> Result<Answer>) -> Result<Answer> {
         let mut state = lock(&self.state);
-        self.check_state(&mut state, fence)?;
+        check(&mut state, fence)?;
         loop {
             match state.operations.iter().find(|(operation, _)| *operation == fence.operation) {
                 Some((_, Some(answer))) => return answer.clone(),
@@ -99,6 +87,25 @@ impl Fencing {
     }
 }
 
+fn check(state: &mut State, fence: &Fence) -> Result<()> {
+    if fence.generation != state.generation {
+        return Err(AgentError {
+            code: ErrorCode::StaleGeneration,
+            message: format!("generation {} was meant, this is {}", fence.generation, state.generation),
+            current: Some(state.generation.0),
+        });
+    }
+    if fence.token < state.token {
+        return Err(AgentError {
+            code: ErrorCode::Fenced,
+            message: format!("token {} is older than {}", fence.token, state.token),
+            current: Some(state.token.0),
+        });
+    }
+    state.token = fence.token;
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,6 +125,11 @@ mod tests {
         fencing.raise(FencingToken(8));
         fencing.raise(FencingToken(2));
         assert_eq!(fencing.check(&fence("op_1", 3, 7)).unwrap_err().current, Some(8));
+        // Restored as the next generation.
+        fencing.serve(Generation(4), FencingToken(1));
+        assert_eq!(fencing.check(&fence("op_1", 3, 9)).unwrap_err().current, Some(4));
+        assert_eq!(fencing.check(&fence("op_1", 4, 7)).unwrap_err().current, Some(8));
+        fencing.check(&fence("op_1", 4, 8)).unwrap();
     }
 
     #[test]

@@ -24,7 +24,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::process::Rlimit;
-use viv_agent::proto::{AgentConfig, Hello, PROTOCOL};
+use viv_agent::proto::{AgentConfig, Hello, Identity, PROTOCOL};
 
 use crate::exec::pump::Pump;
 use crate::exec::table::Executions;
@@ -92,7 +92,10 @@ pub(crate) struct Origin {
 
 /// The agent. There is one, and it lives until the process ends.
 pub(crate) struct Agent {
+    /// As it was when the agent started.
     pub(crate) config: AgentConfig,
+    /// Which instance it serves: another one once it was restored from memory.
+    pub(crate) identity: Mutex<Identity>,
     pub(crate) places: Places,
     pub(crate) origin: Origin,
     /// What is put on each command; absent when the configuration wants none.
@@ -114,7 +117,7 @@ impl Agent {
             protocol: PROTOCOL,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             features: FEATURES.iter().map(|&name| name.to_owned()).collect(),
-            identity: self.config.identity.clone(),
+            identity: lock(&self.identity).clone(),
         }
     }
 

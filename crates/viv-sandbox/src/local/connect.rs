@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use viv_provider::{Capability, Egress, InstanceSpec, Provider, ProviderError};
+use viv_provider::{Capability, Egress, InstanceSpec, ProviderError};
 
 use super::{LocalProvider, Result};
 use crate::network::probe;
@@ -68,7 +68,7 @@ impl LocalProvider {
             Egress::All => {
                 let capability = Capability::EgressAll;
                 // What the runtime cannot do counts as well as what the machine cannot.
-                match self.blocking(|this| Ok(this.capabilities())).await? {
+                match self.blocking(|this| Ok(this.capabilities_with_egress())).await? {
                     all if all.can(capability) => Ok(()),
                     all => {
                         let why = all.missing.get(&capability).cloned().unwrap_or_default();

@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use viv_core::{OwnerMark, SandboxId, SnapshotId};
-use viv_provider::{Image, InstanceRef, InstanceSpec, InstanceState, Mutation, Observation, ProviderError};
+use viv_provider::{Capability, Image, InstanceRef, InstanceSpec, InstanceState, Mutation, Observation, ProviderError};
 
 use super::chores::Chore;
 use super::limits::check_here;
 use super::look::LOOK_EVERY;
+use super::memory::Memory;
 use super::save::{outdated, store_failed};
 use super::{LocalProvider, Result, unavailable, within};
 use crate::durable;
@@ -97,7 +98,18 @@ impl LocalProvider {
     }
 
     /// Makes the instance; answers with the record of one that the same operation made before.
+    ///
+    /// With memory if there is one. When it cannot be restored, nothing is left of the attempt, and the instance begins
+    /// with the files of the same moment.
     fn carry_out(&self, order: &Order) -> Result<Option<Box<InstanceRecord>>> {
+        let memory = self.memory_for(&order.origin, &order.spec.network.egress)?;
+        match (self.carry_out_with(order, &memory), memory) {
+            (Err(error), Memory::Restored(_)) => self.carry_out_with(order, &Memory::Left(crate::shim::chain(&error))),
+            (outcome, _) => outcome,
+        }
+    }
+
+    fn carry_out_with(&self, order: &Order, memory: &Memory) -> Result<Option<Box<InstanceRecord>>> {
         let store = &self.shared.store;
         if let Origin::Snapshot(id) = &order.origin {
             // Not for those who are refused anyway: it may take long.
@@ -108,10 +120,18 @@ impl LocalProvider {
         }
         // Until there is a record that refers to them, this keeps the layers.
         let layers = store.lock_shared().map_err(unavailable(Path::new("the layer store")))?;
-        match self.claim(order)? {
+        match self.claim(order, memory)? {
             Claim::Repeated(record) => Ok(Some(record)),
             Claim::New { record, lock, clone_of } => {
-                if let Err(error) = self.make_active(&record, &order.origin, clone_of.as_ref()) {
+                let made = self.make_active(&record, &order.origin, clone_of.as_ref()).and_then(|()| {
+                    match record.made.as_ref().and_then(|made| made.of.saved.first()) {
+                        Some(layer) if record.memory.is_some() && clone_of.is_none() => {
+                            store.keep_numbers(&record.instance, layer).map_err(store_failed)
+                        }
+                        Some(_) | None => Ok(()),
+                    }
+                });
+                if let Err(error) = made {
                     drop(lock);
                     self.clear_failed(&record)?;
                     return Err(error);
@@ -122,11 +142,21 @@ impl LocalProvider {
         }
     }
 
-    fn plan_record(&self, order: &Order, made: Made, ids: IdRange) -> Result<InstanceRecord> {
+    fn plan_record(&self, order: &Order, made: Made, ids: IdRange, memory: &Memory) -> Result<InstanceRecord> {
         let (config, found) = (&self.shared.config, self.runtime()?);
         let mut spec = order.spec.clone();
         for (name, value) in &made.of.env {
             spec.env.entry(name.clone()).or_insert_with(|| value.clone());
+        }
+        let mut lacks = self.unprobed_capabilities().lacks();
+        let budget_ms = order.mutation.budget_ms;
+        // There has to be time left for the files alone.
+        let (restored, create_budget_ms) = match memory {
+            Memory::Restored(restored) => (Some(restored), budget_ms / 2),
+            Memory::None | Memory::Left(_) => (None, budget_ms),
+        };
+        if let Memory::Left(why) = memory {
+            lacks.insert(Capability::SaveMemory, format!("its memory was not restored: {why}"));
         }
         let record = InstanceRecord {
             instance: order.instance.clone(),
@@ -138,13 +168,14 @@ impl LocalProvider {
             runtime: found.runtime.clone(),
             kernel: found.kernel,
             hardening: config.hardening,
-            lacks: self.unprobed_capabilities().lacks(),
+            lacks,
             ids,
             made: Some(made),
-            agent: self.shared.agent.clone(),
+            agent: restored.map_or_else(|| self.shared.agent.clone(), |restored| restored.agent.clone()),
             cgroup_prefix: config.cgroup_prefix.clone(),
             cgroup_layout: Some(self.shared.layout.clone()),
-            create_budget_ms: order.mutation.budget_ms,
+            create_budget_ms,
+            memory: restored.map(|restored| restored.plan.clone()),
         };
         match serde_json::to_vec(&record) {
             Ok(text) if text.len() <= RECORD_BYTES_MAX => Ok(record),
@@ -238,7 +269,7 @@ impl LocalProvider {
     }
 
     /// Claims the folder under the fence's lock. The intent is on disk before anything exists.
-    fn claim(&self, order: &Order) -> Result<Claim> {
+    fn claim(&self, order: &Order, memory: &Memory) -> Result<Claim> {
         let (mutation, sandbox) = (&order.mutation, &order.instance.sandbox);
         let mut fence = self.fence(sandbox)?;
         fence.admit_create(mutation)?;
@@ -252,9 +283,14 @@ impl LocalProvider {
         }
         let (made, clone_of, _held) = self.plan_made(order)?;
         let ids = &self.shared.ids;
-        let range = ids.take(sandbox).map_err(unavailable(&self.shared.data.ids()))?.ok_or_else(no_ids)?;
+        let range = match memory {
+            Memory::Restored(restored) => self.take_remembered(sandbox, restored.ids)?,
+            Memory::None | Memory::Left(_) => {
+                ids.take(sandbox).map_err(unavailable(&self.shared.data.ids()))?.ok_or_else(no_ids)?
+            }
+        };
         let claimed = (|| {
-            let record = self.plan_record(order, made, range)?;
+            let record = self.plan_record(order, made, range, memory)?;
             fence.begin(mutation)?;
             let lock = self.make_folder(&record).map_err(unavailable(self.dir(sandbox).path()))?;
             Ok(Claim::New { record: Box::new(record), lock, clone_of })

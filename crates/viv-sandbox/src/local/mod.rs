@@ -14,6 +14,7 @@ mod files;
 mod images;
 pub(crate) mod limits;
 mod look;
+mod memory;
 mod output;
 mod probe;
 mod requests;
@@ -41,6 +42,7 @@ use viv_provider::{
 
 use chores::{Chore, Chores};
 use create::Origin;
+pub use memory::Criu;
 
 use crate::agent_image;
 use crate::cgroup::{InstanceCgroups, Layout};
@@ -76,6 +78,8 @@ pub struct LocalConfig {
     pub hardening: Hardening,
     /// What holds in a sandbox whose spec says nothing. Those that the machine cannot keep are left out.
     pub limits: ResourceLimits,
+    /// The CRIU that saves memory; by default the machine's own, if there is one.
+    pub criu: Option<PathBuf>,
     /// Off. On for who took over from an owner that was killed and is not gone, since it is frozen: what that one has
     /// locked may be locked for ever, so the locks of fences begin anew. It can do nothing any more, and nobody else
     /// takes them.
@@ -94,6 +98,7 @@ impl LocalConfig {
             store: StoreConfig::default(),
             hardening: Hardening::On,
             limits: limits::defaults(),
+            criu: None,
             renew_locks: false,
         }
     }
@@ -138,6 +143,7 @@ struct Shared {
     /// Looked at when it is needed first: most verbs make nothing.
     runtime: OnceLock<std::result::Result<Found, RuntimeError>>,
     egress: connect::Cache,
+    criu: memory::Cache,
 }
 
 impl LocalProvider {
@@ -194,6 +200,7 @@ impl LocalProvider {
                 chores: Chores::default(),
                 runtime: OnceLock::new(),
                 egress: connect::Cache::default(),
+                criu: memory::Cache::default(),
             }),
         };
         this.remove_unreadable();
@@ -215,7 +222,7 @@ impl LocalProvider {
         self.blocking(|this| Ok(this.runtime().map(|_| ())?)).await
     }
 
-    /// All but whether sandboxes can be connected, which takes a while to find out.
+    /// All but whether sandboxes can be connected and their memory saved, which takes a while to find out.
     fn unprobed_capabilities(&self) -> Capabilities {
         use Capability as C;
         let mut all = Capabilities::default();
@@ -224,11 +231,7 @@ impl LocalProvider {
         }
         all = all.with(C::EndPushed).with(C::Usage);
         let store = &self.shared.store;
-        all = all
-            .with(C::SaveStopped)
-            .with(C::Restore)
-            .with(C::Transfer)
-            .without(C::SaveMemory, "memory is not saved yet");
+        all = all.with(C::SaveStopped).with(C::Restore).with(C::Transfer);
         for capability in [C::SaveLive, C::Fork] {
             all = match self.shared.layout.v2 {
                 Some(_) => all.with(capability),
@@ -249,6 +252,19 @@ impl LocalProvider {
         // Without a runtime nothing is made at all, and whoever tries hears why.
         let lacks = self.runtime().map_or(&[][..], |found| found.kernel.lacks());
         lacks.iter().fold(all, |all, (capability, why)| all.without(*capability, *why))
+    }
+
+    /// The same, with whether they can be connected.
+    fn capabilities_with_egress(&self) -> Capabilities {
+        let all = self.unprobed_capabilities();
+        // What the runtime cannot do is missing already.
+        if all.missing.contains_key(&Capability::EgressAll) {
+            return all;
+        }
+        match self.why_no_egress() {
+            None => all.with(Capability::EgressAll),
+            Some(why) => all.without(Capability::EgressAll, why),
+        }
     }
 
     fn dir(&self, sandbox: &SandboxId) -> InstanceDir {
@@ -355,14 +371,10 @@ impl Provider for LocalProvider {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let all = self.unprobed_capabilities();
-        // What the runtime cannot do is missing already.
-        if all.missing.contains_key(&Capability::EgressAll) {
-            return all;
-        }
-        match self.why_no_egress() {
-            None => all.with(Capability::EgressAll),
-            Some(why) => all.without(Capability::EgressAll, why),
+        let all = self.capabilities_with_egress();
+        match self.criu() {
+            Ok(_) => all.with(Capability::SaveMemory),
+            Err(why) => all.without(Capability::SaveMemory, why),
         }
     }
 

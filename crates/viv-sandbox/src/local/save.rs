@@ -44,7 +44,11 @@ impl LocalProvider {
         request: &SaveRequest,
     ) -> Result<Snapshot> {
         if request.memory {
-            self.require(Capability::SaveMemory)?;
+            self.require_memory().await?;
+            if request.live {
+                let why = "memory is saved when a sandbox is ended, not while it runs on".to_owned();
+                return Err(ProviderError::Unsupported { capability: Capability::SaveMemory, why });
+            }
         }
         self.require(if request.live { Capability::SaveLive } else { Capability::SaveStopped })?;
         within(mutation.budget_ms, "saving", async {
@@ -65,7 +69,9 @@ impl LocalProvider {
                 self.check_alive(&instance).await?;
             }
             known?;
-            if !live {
+            if request.memory {
+                self.dump(mutation, &instance).await?;
+            } else if !live {
                 self.ask_to_end(sandbox, &ShimRequest::EndToSave { mutation: mutation.clone() }).await?;
             }
             let mutation = mutation.clone();
@@ -149,9 +155,14 @@ impl LocalProvider {
             cost.flush_us = finished.flush_us;
             (finished.meta, true)
         };
+        let memory_bytes =
+            if request.memory { Some(self.finish_memory(dir, &record, &request.snapshot)?) } else { None };
         let put = || {
             if !pinned.is_still(&self.dir(&instance.sandbox)) {
                 return Err(io::Error::other("it is not there any more"));
+            }
+            if memory_bytes.is_some() {
+                self.put_memory(dir, &request.snapshot)?;
             }
             if is_new {
                 // From here on the layer is where this says, whatever happens.
@@ -159,7 +170,7 @@ impl LocalProvider {
             }
             store.seal_stopped(instance, &meta)
         };
-        self.commit(mutation, request, &record, &made, (&meta, cost), started, put)
+        self.commit(mutation, request, &record, &made, (&meta, cost, memory_bytes), started, put)
     }
 
     fn save_live(&self, mutation: &Mutation, instance: &InstanceRef, request: &SaveRequest) -> Result<Snapshot> {
@@ -191,7 +202,7 @@ impl LocalProvider {
                 store.finish_live(source, &place, &copied, layer).map_err(save_failed)?;
             let cost = SaveCost { flush_us: flushed_us + flush_us, paused_us, total_us: 0, copied_bytes };
             let put = || store.put_layer(&place, &meta);
-            self.commit(mutation, request, &record, &made, (&meta, cost), started, put)
+            self.commit(mutation, request, &record, &made, (&meta, cost, None), started, put)
         })();
         if saved.is_err() {
             let _ = store.discard(&place);
@@ -213,7 +224,7 @@ impl LocalProvider {
         request: &SaveRequest,
         record: &InstanceRecord,
         made: &Made,
-        (meta, cost): (&LayerMeta, SaveCost),
+        (meta, cost, memory_bytes): (&LayerMeta, SaveCost, Option<u64>),
         started: Instant,
         put: impl FnOnce() -> io::Result<()>,
     ) -> Result<Snapshot> {
@@ -226,7 +237,7 @@ impl LocalProvider {
         }
         put().map_err(save_failed)?;
         let of = made.of.with(meta.id.clone());
-        let mut size_bytes = meta.survey.disk_bytes;
+        let mut size_bytes = meta.survey.disk_bytes + memory_bytes.unwrap_or(0);
         for layer in &made.of.saved {
             size_bytes += store.need_layer(layer).map_err(store_failed)?.survey.disk_bytes;
         }
@@ -237,7 +248,7 @@ impl LocalProvider {
             owner: record.owner.clone(),
             parent: made.parent.clone(),
             size_bytes,
-            memory: false,
+            memory: memory_bytes.is_some(),
             live: request.live,
             created_at_ms: now_wall_ms(),
             cost,
@@ -330,6 +341,9 @@ impl LocalProvider {
             // Its layers were merged since its record was read.
             (integrity, own_bytes) = store.condition(&now, references);
         }
+        if record.snapshot.memory {
+            own_bytes += self.memory_bytes(&record.snapshot.id);
+        }
         let used_by = references.made_from(&record.snapshot.id);
         SnapshotSeen { snapshot: record.snapshot, integrity, own_bytes, used_by }
     }
@@ -409,7 +423,7 @@ fn left_ms(mutation: &Mutation, started: Instant) -> u64 {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "goes into map_err")]
-fn save_failed(error: io::Error) -> ProviderError {
+pub(super) fn save_failed(error: io::Error) -> ProviderError {
     if durable::is_full(&error) {
         return ProviderError::Exhausted { limit: "disk", what: format!("saving failed: {error}") };
     }

@@ -4,11 +4,12 @@ use std::io::{self, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use viv_agent::frame::{HEADER_BYTES, Kind, decode_header, encode_header};
-use viv_agent::proto::{AgentMessage, Answer, ControlMessage, Descriptor, Hello, Reply, Request};
+use viv_agent::proto::{AgentMessage, Answer, ControlMessage, Descriptor, Fence, Hello, Reply, Request};
 
 /// The agent is up a few milliseconds after its process; looking costs microseconds.
 const CONNECT_EVERY: Duration = Duration::from_millis(1);
@@ -17,9 +18,14 @@ const CONNECT_EVERY: Duration = Duration::from_millis(1);
 /// bytes, so only an agent that has not read for thousands of them gets there.
 const WRITE_WITHIN: Duration = Duration::from_millis(100);
 
+/// The agent gives its connections five seconds to end.
+const QUIESCE_WITHIN: Duration = Duration::from_secs(8);
+
 /// The connection. While it is open, the agent lives.
 pub(super) struct ControlConnection {
     stream: UnixStream,
+    /// The other end, when that is ours: the agent is away, and what it is told it is not told.
+    other: Option<UnixStream>,
     /// Bytes of a frame that has not come whole.
     pending: Vec<u8>,
 }
@@ -58,7 +64,7 @@ impl ControlConnection {
         let left = until.saturating_duration_since(Instant::now()).max(CONNECT_EVERY);
         stream.set_read_timeout(Some(left))?;
         stream.set_write_timeout(Some(WRITE_WITHIN))?;
-        let mut connection = Self { stream, pending: Vec::new() };
+        let mut connection = Self { stream, other: None, pending: Vec::new() };
         connection.send_request(descriptors)?;
         let hello = match connection.receive_reply()? {
             Reply::Ok(Answer::Hello(hello)) => hello,
@@ -67,6 +73,17 @@ impl ControlConnection {
         };
         connection.stream.set_nonblocking(true)?;
         Ok((connection, hello))
+    }
+
+    /// For as long as the agent is allowed to be without us.
+    pub(super) fn absent() -> io::Result<Self> {
+        let (stream, other) = UnixStream::pair()?;
+        stream.set_nonblocking(true)?;
+        Ok(Self { stream, other: Some(other), pending: Vec::new() })
+    }
+
+    pub(super) fn is_absent(&self) -> bool {
+        self.other.is_some()
     }
 
     fn send_request(&mut self, descriptors: &[(Descriptor, OwnedFd)]) -> io::Result<()> {
@@ -93,15 +110,7 @@ impl ControlConnection {
     }
 
     fn receive_reply(&mut self) -> io::Result<Reply> {
-        let mut header = [0; HEADER_BYTES];
-        self.stream.read_exact(&mut header)?;
-        let (kind, length) = decode_header(header).map_err(io::Error::other)?;
-        if kind != Kind::Json {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        let mut payload = vec![0; length];
-        self.stream.read_exact(&mut payload)?;
-        Ok(serde_json::from_slice(&payload)?)
+        receive_reply(&mut self.stream)
     }
 
     pub(super) fn stream(&self) -> &UnixStream {
@@ -156,5 +165,47 @@ impl ControlConnection {
             }
             Err(_) => FromAgent::Lost,
         }
+    }
+}
+
+fn receive_reply(stream: &mut UnixStream) -> io::Result<Reply> {
+    let mut header = [0; HEADER_BYTES];
+    stream.read_exact(&mut header)?;
+    let (kind, length) = decode_header(header).map_err(io::Error::other)?;
+    if kind != Kind::Json {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut payload = vec![0; length];
+    stream.read_exact(&mut payload)?;
+    Ok(serde_json::from_slice(&payload)?)
+}
+
+/// Asks the agent something on a connection of its own, and waits for the answer: not for the loop.
+fn ask(socket: &Path, request: &Request, within: Duration) -> io::Result<Answer> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(within))?;
+    stream.set_write_timeout(Some(within))?;
+    let payload = serde_json::to_vec(request)?;
+    stream.write_all(&[encode_header(Kind::Json, payload.len()).as_slice(), &payload].concat())?;
+    match receive_reply(&mut stream)? {
+        Reply::Ok(answer) => Ok(answer),
+        Reply::Error(error) => Err(io::Error::other(error)),
+    }
+}
+
+/// Has the agent close what cannot be dumped, and live on without us for a while.
+pub(super) fn tell_to_quiesce(socket: &Path, fence: &Fence, window_ms: u64) -> io::Result<()> {
+    let request = Request::Quiesce { fence: fence.clone(), window_ms };
+    match ask(socket, &request, QUIESCE_WITHIN)? {
+        Answer::Quiesced { .. } => Ok(()),
+        _ => Err(io::Error::other("the agent answered something else")),
+    }
+}
+
+/// Who the agent says that it is.
+pub(super) fn say_hello(socket: &Path, within: Duration) -> io::Result<Hello> {
+    match ask(socket, &Request::Hello, within)? {
+        Answer::Hello(hello) => Ok(hello),
+        _ => Err(io::Error::other("the agent answered something else")),
     }
 }

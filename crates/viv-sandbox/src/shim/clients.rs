@@ -31,6 +31,8 @@ pub(super) struct Client {
     waits: bool,
     /// Wants the instance to stand still, until when.
     holds_until: Option<Instant>,
+    /// Waits for the memory to be saved.
+    saves: bool,
     gone: bool,
 }
 
@@ -54,7 +56,8 @@ impl Clients {
             if self.clients.len() >= CLIENTS_MAX {
                 make_room(self);
             }
-            let mut client = Client { stream, pending: Vec::new(), waits: false, holds_until: None, gone: false };
+            let mut client =
+                Client { stream, pending: Vec::new(), waits: false, holds_until: None, saves: false, gone: false };
             if self.clients.len() < CLIENTS_MAX {
                 self.clients.push(client);
             } else {
@@ -109,6 +112,11 @@ impl Clients {
         self.clients.get_mut(index)
     }
 
+    /// Who waits for the memory to be saved.
+    pub(super) fn saving(&self) -> Option<usize> {
+        self.clients.iter().position(|client| client.saves)
+    }
+
     /// Forgets those that went.
     pub(super) fn prune(&mut self) {
         self.clients.retain(|client| !client.gone);
@@ -126,6 +134,11 @@ impl Client {
     /// Wants the instance to stand still for a while.
     pub(super) fn hold(&mut self, duration: Duration) {
         self.holds_until = Some(Instant::now() + duration.min(HOLD_MAX));
+    }
+
+    /// Waits for the memory to be saved, or no longer.
+    pub(super) fn saves(&mut self, saves: bool) {
+        self.saves = saves;
     }
 
     /// Wants it no longer; false when it did not stand still for this client all the time.

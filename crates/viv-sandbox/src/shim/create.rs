@@ -2,7 +2,7 @@
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
@@ -20,10 +20,12 @@ use super::complaint;
 use super::deadline::DeadlineKeeper;
 use super::first;
 use super::guard::Guard;
+use super::memory;
 use super::serve::{Init, Shim};
 use super::tables;
 use crate::bundle::{self, Staged};
 use crate::cgroup::{InstanceCgroups, LimitError};
+use crate::checkpoint::MemoryDir;
 use crate::durable;
 use crate::layout::{InstanceDir, InstanceRecord};
 use crate::network::{NetworkError, Uplink};
@@ -63,11 +65,13 @@ pub(super) enum CreateError {
     RuntimeTimedOut { budget_ms: u64 },
     #[error("the agent speaks protocol {found}, this shim {PROTOCOL}")]
     Protocol { found: u32 },
+    #[error("its memory cannot be restored: {why}")]
+    Memory { why: String },
     #[error("the agent serves {found:?}")]
     Identity { found: Box<Identity> },
 }
 
-fn at(step: &'static str) -> impl FnOnce(io::Error) -> CreateError {
+pub(super) fn at(step: &'static str) -> impl FnOnce(io::Error) -> CreateError {
     move |source| CreateError::Step { step, source }
 }
 
@@ -99,6 +103,7 @@ pub(super) struct Parts {
     pub(super) clients: Clients,
     pub(super) oom_kills: u64,
     pub(super) writable: PathBuf,
+    pub(super) root: PathBuf,
     pub(super) uplink: Option<Uplink>,
 }
 
@@ -123,7 +128,12 @@ fn build(
     cgroups.delegate(record.ids.keeper_on_host()).map_err(at("handing the cgroup to the agent"))?;
 
     let identity = Identity { sandbox: record.sandbox().clone(), generation: record.generation() };
-    prepare_run(dir, record, &identity).map_err(at("preparing the agent's folder"))?;
+    let memory = record.memory.as_ref().map(|plan| (plan, MemoryDir::new(plan.folder.clone())));
+    match &memory {
+        Some((_, kept)) => memory::bring_run(dir, record, &identity, kept),
+        None => prepare_run(dir, record, &identity),
+    }
+    .map_err(at("preparing the agent's folder"))?;
     let made =
         record.made.as_ref().ok_or(io::ErrorKind::InvalidData.into()).map_err(at("reading what it is made of"))?;
     // Before the stage is entered, whose mounts it is not to hold.
@@ -160,29 +170,31 @@ fn build(
     };
     bundle::write(&dir.bundle(), record, &staged, cgroups).map_err(at("writing the bundle"))?;
 
-    *init = Some(start_container(dir, record, cgroups, until)?);
+    *init = Some(match &memory {
+        Some((plan, kept)) => memory::restore(dir, record, cgroups, &staged, kept, &plan.criu, until)?,
+        None => start_container(dir, record, cgroups, until)?,
+    });
     let init = init.as_ref().expect("just started");
     if let Some(uplink) = &uplink {
         uplink.connect(init.pid, until)?;
     }
-    let mut descriptors = Vec::new();
-    if record.kernel.takes_descriptors() {
-        if let Some(cgroup) = cgroups.open_v2().map_err(at("opening the cgroup"))? {
-            descriptors.push((Descriptor::Cgroup, cgroup));
-        }
-        if let Some(events) = cgroups.oom_events_path().and_then(|path| File::open(path).ok()) {
-            descriptors.push((Descriptor::OomEvents, events.into()));
-        }
-    }
+    let descriptors = descriptors(record, cgroups).map_err(at("opening the cgroup"))?;
     let oom_kills = cgroups.usage().oom_kills.unwrap_or(0);
     let socket = format!("run/{SOCKET}");
-    let (control, hello) = ControlConnection::open(&socket, &descriptors, until, || Ok(!init.has_ended()?))
+    let (mut control, hello) = ControlConnection::open(&socket, &descriptors, until, || Ok(!init.has_ended()?))
         .map_err(at("connecting to the agent"))?;
     if hello.protocol != PROTOCOL {
         return Err(CreateError::Protocol { found: hello.protocol });
     }
-    if hello.identity != identity {
+    let expected = memory.as_ref().map_or_else(
+        || identity.clone(),
+        |(plan, _)| Identity { sandbox: plan.of.sandbox.clone(), generation: plan.of.generation },
+    );
+    if hello.identity != expected {
         return Err(CreateError::Identity { found: Box::new(hello.identity) });
+    }
+    if memory.is_some() {
+        memory::become_new(&mut control, record, &identity, until).map_err(at("greeting the restored agent"))?;
     }
     if record.kernel == Kernel::Host {
         prefer(init.pid);
@@ -197,7 +209,25 @@ fn build(
         // Others see it through this process, whose mount namespace it is mounted in.
         Writable::Disk(_) => PathBuf::from(format!("/proc/{}/root{}", std::process::id(), root.writable.display())),
     };
-    Ok(Parts { listener, init, control, deadline, clients: Clients::default(), oom_kills, writable, uplink })
+    let root = root.root.clone();
+    Ok(Parts { listener, init, control, deadline, clients: Clients::default(), oom_kills, writable, root, uplink })
+}
+
+/// What the agent gets with its control connection.
+pub(super) fn descriptors(
+    record: &InstanceRecord,
+    cgroups: &InstanceCgroups,
+) -> io::Result<Vec<(Descriptor, OwnedFd)>> {
+    let mut descriptors = Vec::new();
+    if record.kernel.takes_descriptors() {
+        if let Some(cgroup) = cgroups.open_v2()? {
+            descriptors.push((Descriptor::Cgroup, cgroup));
+        }
+        if let Some(events) = cgroups.oom_events_path().and_then(|path| File::open(path).ok()) {
+            descriptors.push((Descriptor::OomEvents, events.into()));
+        }
+    }
+    Ok(descriptors)
 }
 
 /// The agent is served before its commands, which go back to where everybody is: among thousands of them, it could
@@ -212,10 +242,9 @@ fn prefer(agent: Pid) {
     }
 }
 
-/// The folder that is shared with the agent. Only the keeper may enter it.
-fn prepare_run(dir: &InstanceDir, record: &InstanceRecord, identity: &Identity) -> io::Result<()> {
-    let keeper = record.ids.keeper_on_host();
-    let config = AgentConfig {
+/// What the agent is told before it starts.
+pub(super) fn agent_config(record: &InstanceRecord, identity: &Identity) -> AgentConfig {
+    AgentConfig {
         identity: identity.clone(),
         token: record.token,
         env: record.spec.env.clone(),
@@ -227,7 +256,13 @@ fn prepare_run(dir: &InstanceDir, record: &InstanceRecord, identity: &Identity) 
         open_files: record.spec.limits.open_files,
         processes: record.spec.limits.processes,
         confine: record.hardening.is_on(),
-    };
+    }
+}
+
+/// The folder that is shared with the agent. Only the keeper may enter it.
+fn prepare_run(dir: &InstanceDir, record: &InstanceRecord, identity: &Identity) -> io::Result<()> {
+    let keeper = record.ids.keeper_on_host();
+    let config = agent_config(record, identity);
     let run = dir.run();
     DirBuilder::new().mode(0o700).create(&run)?;
     for folder in [EXECUTIONS, TRANSIENT] {
@@ -315,7 +350,7 @@ fn without_cgroups(cgroups: &InstanceCgroups) -> Result<(), CreateError> {
 }
 
 /// Waits for a child by its descriptor; `None` when it takes too long.
-fn wait_until(child: Pid, until: Instant) -> io::Result<Option<i32>> {
+pub(super) fn wait_until(child: Pid, until: Instant) -> io::Result<Option<i32>> {
     let pidfd = pidfd_open(child, PidfdFlags::empty())?;
     let left = until.saturating_duration_since(Instant::now());
     if !readable_within(&pidfd, left)? {

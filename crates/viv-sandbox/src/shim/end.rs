@@ -37,6 +37,9 @@ impl Shim {
     /// Ends everything and does not come back before it is proven. `asked_by` is answered then.
     pub(super) fn end(mut self, cause: EndCause, asked_by: Option<usize>) {
         self.space.leave();
+        if let Some(checkpoint) = self.checkpoint.take() {
+            checkpoint.abandon();
+        }
         self.cgroups.unthrottle(self.dir.path());
         while let Err(error) = self.kill_all() {
             // Nothing is called ended that is not (L8).

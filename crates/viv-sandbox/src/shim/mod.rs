@@ -22,6 +22,7 @@ mod end;
 pub(crate) mod first;
 mod guard;
 mod limits;
+mod memory;
 mod oom;
 pub(crate) mod proto;
 mod serve;

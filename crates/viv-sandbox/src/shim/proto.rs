@@ -43,6 +43,13 @@ pub(crate) enum ShimRequest {
     EndToSave {
         mutation: Mutation,
     },
+    /// Saves its memory into a folder, by this CRIU, and ends it. Answered when it has ended; when its memory cannot be
+    /// saved, with an error, and it runs on.
+    Checkpoint {
+        mutation: Mutation,
+        criu: PathBuf,
+        folder: PathBuf,
+    },
     /// Stands still until the connection ends, but no longer than said, so that its filesystem can be copied. Answered
     /// when it does.
     Hold {
@@ -72,7 +79,29 @@ impl ShimRequest {
             | Self::Thaw { mutation }
             | Self::Destroy { mutation }
             | Self::EndToSave { mutation }
+            | Self::Checkpoint { mutation, .. }
             | Self::Raise { mutation } => Some(mutation),
+        }
+    }
+}
+
+impl ShimRequest {
+    /// Whether it can be done while the memory is being saved: the rest would start, stop or change what is dumped.
+    pub(crate) fn goes_with_checkpoint(&self) -> bool {
+        match self {
+            Self::Status
+            | Self::Wait
+            | Self::Release
+            | Self::Extend { .. }
+            | Self::Destroy { .. }
+            | Self::EndForSpace { .. }
+            | Self::Raise { .. } => true,
+            Self::SetLimits { .. }
+            | Self::Freeze { .. }
+            | Self::Thaw { .. }
+            | Self::EndToSave { .. }
+            | Self::Checkpoint { .. }
+            | Self::Hold { .. } => false,
         }
     }
 }

@@ -18,6 +18,7 @@ use super::clients::Clients;
 use super::create::Parts;
 use super::deadline::{DeadlineKeeper, Passed, now_boot_ms};
 use super::guard::Guard;
+use super::memory::Checkpoint;
 use super::oom::OomWatch;
 use super::proto::{ShimError, ShimReply, ShimRequest, ShimStatus};
 use super::space::SpaceWatch;
@@ -95,9 +96,9 @@ pub(super) struct Shim {
     pub(super) clients: Clients,
     pub(super) oom_kills_at_start: u64,
     pub(super) listener: UnixListener,
-    control: ControlConnection,
+    pub(super) control: ControlConnection,
     deadline: DeadlineKeeper,
-    token: FencingToken,
+    pub(super) token: FencingToken,
     /// A user wants it frozen; a client that copies its files may hold it besides.
     pub(super) frozen: bool,
     stopped_since_boot_ms: Option<u64>,
@@ -105,13 +106,17 @@ pub(super) struct Shim {
     pub(super) limit_changes: Vec<(OperationId, ResourceLimits)>,
     oom: OomWatch,
     writable: PathBuf,
+    /// The root, where it is mounted.
+    pub(super) root: PathBuf,
+    /// Its memory is being saved.
+    pub(super) checkpoint: Option<Checkpoint>,
     /// The way out, if there is one.
     pub(super) uplink: Option<Uplink>,
     pub(super) space: SpaceWatch,
 }
 
 /// What the loop does next.
-enum Next {
+pub(super) enum Next {
     Go,
     /// End it, and answer the client at this index when that is done.
     End(EndCause, Option<usize>),
@@ -126,7 +131,7 @@ impl Shim {
         lock: File,
         parts: Parts,
     ) -> Self {
-        let Parts { listener, init, control, deadline, clients, oom_kills, writable, uplink } = parts;
+        let Parts { listener, init, control, deadline, clients, oom_kills, writable, root, uplink } = parts;
         let token = record.token;
         let space = SpaceWatch::join(&dir);
         Self {
@@ -148,6 +153,8 @@ impl Shim {
             limit_changes: Vec::new(),
             oom: OomWatch::default(),
             writable,
+            root,
+            checkpoint: None,
             uplink,
             space,
         }
@@ -192,6 +199,8 @@ impl Shim {
         }
         let space_at = fds.len();
         fds.extend(self.space.waits_for().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        let saving_at = fds.len();
+        fds.extend(self.checkpoint.iter().map(|checkpoint| PollFd::new(checkpoint.helper(), PollFlags::IN)));
         let fixed = fds.len();
         fds.extend(self.clients.streams().map(|stream| PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::IN)));
         match poll(&mut fds, wake_after.map(timespec).as_ref()) {
@@ -219,6 +228,11 @@ impl Shim {
                         self.count_oom_kills();
                         self.oom.told(execution, pid);
                     }
+                    // It was asked to be without us while it is saved.
+                    FromAgent::Lost if self.checkpoint.is_some() => {
+                        self.control = ControlConnection::absent()?;
+                        break;
+                    }
                     FromAgent::Lost => return Ok(Next::End(self.cause_of_agent_end(), None)),
                 }
             }
@@ -229,7 +243,13 @@ impl Shim {
         if space_at > 5 {
             self.tend_uplink(ready[5], ready[6]);
         }
-        self.space.tend(fixed > space_at && ready[space_at]);
+        self.space.tend(saving_at > space_at && ready[space_at]);
+        if fixed > saving_at
+            && ready[saving_at]
+            && let Next::End(cause, asked_by) = self.tend_checkpoint()?
+        {
+            return Ok(Next::End(cause, asked_by));
+        }
         for index in (fixed..ready.len()).filter(|&index| ready[index]) {
             if let Next::End(cause, asked_by) = self.handle_client(index - fixed) {
                 return Ok(Next::End(cause, asked_by));
@@ -284,6 +304,11 @@ impl Shim {
                         client.say(&ShimReply::Held { writable: self.writable.clone() });
                     }
                 }
+                Ok(Handled::Checkpoint) => {
+                    if let Some(client) = self.clients.get_mut(index) {
+                        client.saves(true);
+                    }
+                }
                 Ok(Handled::Save) => return Next::End(EndCause::Saved, Some(index)),
                 Ok(Handled::Full(what)) => return Next::End(EndCause::DiskFull { what }, Some(index)),
                 Ok(Handled::Answer(reply)) => self.answer(index, &reply),
@@ -307,6 +332,9 @@ impl Shim {
         if let Some(mutation) = request.mutation() {
             self.admit(mutation)?;
         }
+        if self.checkpoint.is_some() && !request.goes_with_checkpoint() {
+            return Err(ShimError::Conflict { what: "its memory is being saved".to_owned() });
+        }
         match request {
             ShimRequest::Status | ShimRequest::Wait | ShimRequest::Release => {
                 Ok(Handled::Answer(ShimReply::Status(Box::new(self.status()))))
@@ -319,6 +347,7 @@ impl Shim {
             ShimRequest::Thaw { .. } => self.thaw(),
             ShimRequest::Destroy { .. } => Ok(Handled::Destroy),
             ShimRequest::EndToSave { .. } => Ok(Handled::Save),
+            ShimRequest::Checkpoint { mutation, criu, folder } => self.begin_checkpoint(&mutation, criu, folder),
             ShimRequest::Hold { instance, for_ms } => self.hold(&instance, Duration::from_millis(for_ms)),
             ShimRequest::EndForSpace { instance, what } => {
                 self.need_current(&instance)?;
@@ -345,7 +374,7 @@ impl Shim {
     }
 
     /// An agent that cannot be told is stopped or dead: the one will hear it later, the other never matters again.
-    fn tell_agent(&mut self, message: &ControlMessage) {
+    pub(super) fn tell_agent(&mut self, message: &ControlMessage) {
         if let Err(error) = self.control.tell(message) {
             note!("the agent was not told {message:?}: {error}");
         }
@@ -432,7 +461,7 @@ impl Shim {
         }
     }
 
-    fn stop_running(&mut self) -> Result<(), ShimError> {
+    pub(super) fn stop_running(&mut self) -> Result<(), ShimError> {
         // Also when it should stand still already: a thaw that failed may have gone through after all.
         if let Err(error) = self.cgroups.set_frozen(true, FREEZE_WITHIN) {
             // Half frozen is worse than running.
@@ -443,7 +472,7 @@ impl Shim {
         Ok(())
     }
 
-    fn run_again(&mut self) -> Result<(), ShimError> {
+    pub(super) fn run_again(&mut self) -> Result<(), ShimError> {
         if let Some(since) = self.stopped_since_boot_ms {
             // It stands in the agent's socket before the agent runs again, so no clock runs out in between (L13).
             self.tell_agent(&ControlMessage::Thawing { frozen_ms: now_boot_ms().saturating_sub(since) });
@@ -462,6 +491,8 @@ impl Shim {
 pub(super) enum Handled {
     Answer(ShimReply),
     Held(Duration),
+    /// It will be answered when that is done.
+    Checkpoint,
     Save,
     Full(String),
     Destroy,

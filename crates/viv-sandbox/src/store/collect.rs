@@ -210,6 +210,7 @@ impl Store {
         for folder in [self.sealed(), self.data().snapshots(), self.data().images()] {
             collected.leftovers += remove_half_written(&folder)?;
         }
+        collected.leftovers += self.forget_memory()?;
         let instances = references.active_folders(self);
         for folder in [self.active(), self.tmp()] {
             for entry in fs::read_dir(folder)? {
@@ -227,6 +228,21 @@ impl Store {
         }
         self.empty_trash();
         Ok(Some(collected))
+    }
+
+    /// Removes the memory of snapshots that are not there any more, or never came to be.
+    fn forget_memory(&self) -> io::Result<u64> {
+        let mut removed = 0;
+        for entry in fs::read_dir(self.data().memory())? {
+            let entry = entry?;
+            let id = entry.file_name().to_str().and_then(|name| name.parse::<SnapshotId>().ok());
+            let kept = id.map(|id| self.read_snapshot(&id)).transpose()?.flatten();
+            if !matches!(kept, Some(SnapshotFile::Kept(record)) if record.snapshot.memory) {
+                fs::remove_dir_all(entry.path())?;
+                removed += 1;
+            }
+        }
+        Ok(removed)
     }
 
     /// Whether a snapshot is whole, with all that it stands on, and what removing it would free.

@@ -4,7 +4,7 @@
 //!   <data>/
 //!     store.json        which driver; chosen once
 //!     store.lock        shared by who builds or refers, exclusive by who collects (store.gate: who waits for that)
-//!     snapshots/<snp>.json   images/<name>.json   downloads/
+//!     snapshots/<snp>.json   memory/<snp>/   images/<name>.json   downloads/
 //!     pool.btrfs        the pool, where the driver is `btrfs` and the data folder is not on one
 //!     layers/           (the pool is mounted here)
 //!       active/<sandbox>.<generation>/   writable: parts/ work/, or disk.img
@@ -38,6 +38,7 @@ pub(crate) mod driver;
 pub(crate) mod error;
 pub(crate) mod image;
 pub(crate) mod layer;
+pub(crate) mod numbers;
 pub(crate) mod oci;
 pub(crate) mod plan;
 pub(crate) mod pool;
@@ -135,7 +136,7 @@ impl Store {
             let mode = if folder == "empty" { 0o755 } else { 0o700 };
             DirBuilder::new().recursive(true).mode(mode).create(layers.join(folder))?;
         }
-        for folder in [data.snapshots(), data.images(), data.downloads()] {
+        for folder in [data.snapshots(), data.images(), data.downloads(), data.memory()] {
             DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         }
         let driver = Driver::open(chosen.driver, &layers)?;

@@ -24,6 +24,10 @@ const MERGE_FROM: usize = 8;
 /// More than this are never mounted: if nothing merged them in the background, a restore does it first.
 const DEPTH_MAX: usize = 24;
 
+/// The same for a snapshot that has memory, and for whoever merges in the background: programs in it remember the numbers
+/// of files, which a merge changes. So many are mounted in 2 ms.
+const REMEMBERED_DEPTH_MAX: usize = 200;
+
 /// How long a broken download is kept to be gone on with.
 const DOWNLOAD_KEPT: Duration = Duration::from_secs(24 * 3600);
 
@@ -38,6 +42,11 @@ pub struct Tidied {
     pub collected: Option<Collected>,
     /// What could not be done. The rest was.
     pub failed: Vec<String>,
+}
+
+/// From how many saved layers on those of a snapshot are merged, and more than how many are never mounted.
+fn depths(record: &SnapshotRecord) -> (usize, usize) {
+    if record.snapshot.memory { (REMEMBERED_DEPTH_MAX, REMEMBERED_DEPTH_MAX) } else { (MERGE_FROM, DEPTH_MAX) }
 }
 
 impl Tidied {
@@ -74,7 +83,7 @@ impl Store {
     pub(crate) fn tidy_snapshot(&self, id: &SnapshotId, within: Duration) -> io::Result<bool> {
         let _alone = self.lock_tidying(within)?;
         let Some(SnapshotFile::Kept(mut record)) = self.read_snapshot(id)? else { return Ok(false) };
-        let merged = (record.of.saved.len() >= MERGE_FROM).then(|| self.merge_layers(&record));
+        let merged = (record.of.saved.len() >= depths(&record).0).then(|| self.merge_layers(&record));
         if merged.is_some()
             && let Some(SnapshotFile::Kept(now)) = self.read_snapshot(id)?
         {
@@ -146,7 +155,7 @@ impl Store {
         let Some(snapshots) = done.note(|| "merging".to_owned(), self.all_snapshots()) else { return };
         for (id, file) in snapshots {
             if let Ok(SnapshotFile::Kept(record)) = file
-                && record.of.saved.len() >= MERGE_FROM
+                && record.of.saved.len() >= depths(&record).0
                 && done.note(|| format!("merging the layers of {id}"), self.merge_layers(&record)) == Some(true)
             {
                 done.merged += 1;
@@ -159,16 +168,19 @@ impl Store {
     pub(crate) fn bound_depth(&self, id: &SnapshotId, limit_bytes: Option<u64>) -> io::Result<bool> {
         let Some(SnapshotFile::Kept(record)) = self.read_snapshot(id)? else { return Ok(false) };
         let half_full = match limit_bytes {
-            Some(limit) if record.of.saved.len() > 1 => self.saved_bytes(&record.of)? > limit / 2,
+            Some(limit) if record.of.saved.len() > 1 && !record.snapshot.memory => {
+                self.saved_bytes(&record.of)? > limit / 2
+            }
             Some(_) | None => false,
         };
-        if record.of.saved.len() > DEPTH_MAX {
+        let (_, depth_max) = depths(&record);
+        if record.of.saved.len() > depth_max {
             self.merge_layers(&record)?;
         } else if half_full {
             // If there is no room to merge, what was asked for may fit all the same.
             let _ = self.merge_layers(&record);
         }
-        Ok(half_full || record.of.saved.len() > DEPTH_MAX)
+        Ok(half_full || record.of.saved.len() > depth_max)
     }
 
     /// Has a snapshot stand on one layer instead of many. Whoever uses the many keeps them; false when the snapshot

@@ -94,6 +94,9 @@ enum Verb {
         /// Let it run on
         #[arg(long)]
         live: bool,
+        /// Save what runs in it too, to run on when it is restored; without CRIU, or when that fails, its files alone
+        #[arg(long, conflicts_with = "live")]
+        memory: bool,
     },
     /// List snapshots
     Snapshots,

@@ -6,17 +6,24 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use viv_core::{Generation, OperationId, SandboxId, SnapshotId};
-use viv_provider::{InstanceRef, Integrity, PageRequest, Provider, ProviderError, SaveRequest};
+use viv_provider::{Capability, InstanceRef, Integrity, PageRequest, Provider, ProviderError, SaveRequest};
 
 use super::verbs::spec;
 use super::{ByHand, NewArgs, fresh_bytes, mutation};
 use crate::text::{bytes, micros, say};
 
 impl ByHand {
-    pub(super) async fn save(&self, sandbox: SandboxId, live: bool) -> anyhow::Result<ExitCode> {
-        let mutation = mutation(self.generation(&sandbox).await?);
-        let request = SaveRequest { snapshot: SnapshotId::from_bytes(fresh_bytes()), live, memory: false };
-        let saved = self.provider.save(&mutation, &sandbox, &request).await?;
+    pub(super) async fn save(&self, sandbox: SandboxId, live: bool, memory: bool) -> anyhow::Result<ExitCode> {
+        let generation = self.generation(&sandbox).await?;
+        let request = SaveRequest { snapshot: SnapshotId::from_bytes(fresh_bytes()), live, memory };
+        let saved = match self.provider.save(&mutation(generation), &sandbox, &request).await {
+            Err(error) if memory => {
+                eprintln!("its memory is not saved: {error}");
+                let files = SaveRequest { memory: false, ..request };
+                self.provider.save(&mutation(generation), &sandbox, &files).await?
+            }
+            saved => saved?,
+        };
         let cost = saved.cost;
         eprintln!(
             "saved {} in {}: {} writing out, {} standing still, {} copied",
@@ -80,6 +87,9 @@ impl ByHand {
     ) -> anyhow::Result<ExitCode> {
         let (mutation, spec) = (mutation(generation), spec(new));
         let seen = self.provider.restore(&mutation, sandbox, &self.owner, &spec, snapshot).await?;
+        if let Some(why) = seen.lacks.get(&Capability::SaveMemory) {
+            eprintln!("{why}");
+        }
         say(seen.instance.sandbox)
     }
 

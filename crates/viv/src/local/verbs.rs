@@ -38,7 +38,7 @@ impl ByHand {
             }
             Verb::Inspect { sandbox } => self.inspect(sandbox, self.json).await,
             Verb::Limit { sandbox, limits } => self.limit(sandbox, limits, self.json).await,
-            Verb::Save { sandbox, live } => self.save(sandbox, live).await,
+            Verb::Save { sandbox, live, memory } => self.save(sandbox, live, memory).await,
             Verb::Snapshots => self.list_snapshots(self.json).await,
             Verb::Restore { snapshot, new } => self.restore(&snapshot, new).await,
             Verb::Fork { sandbox, new } => self.fork(sandbox, new).await,

@@ -1,0 +1,145 @@
+//! Calling CRIU.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+use rustix::thread::UnshareFlags;
+
+use crate::runtime::PATH;
+use crate::sys::namespace::leave_for_new;
+
+/// Where CRIU keeps what it found out about the kernel, if that is in memory.
+const RUN: &str = "/run";
+
+/// The log of a dump or restore, in its work folder.
+pub(crate) const DUMP_LOG: &str = "dump.log";
+pub(crate) const RESTORE_LOG: &str = "restore.log";
+
+/// How much of a log is looked at for what went wrong.
+const LOG_BYTES_MAX: u64 = 8 << 20;
+
+/// Files that are open and have no name any more are kept with the images, up to this size.
+const GHOST_BYTES_MAX: u64 = 256 << 20;
+
+/// What both verbs are told: the sandbox is dumped alone and frozen, so nobody needs to be kept from its sockets.
+pub(crate) const COMMON: [&str; 5] =
+    ["--manage-cgroups=ignore", "--file-locks", "--link-remap", "--tcp-established", "-v3"];
+
+/// What a dump is told beside that.
+pub(crate) fn to_dump() -> [String; 3] {
+    ["--network-lock=skip".to_owned(), "--leave-stopped".to_owned(), format!("--ghost-limit={GHOST_BYTES_MAX}")]
+}
+
+/// Goes on in new namespaces where nobody else sees what is mounted, with a `/run` in memory: elsewhere CRIU finds out
+/// about the kernel at every step anew. Must be called from a process with one thread.
+pub(crate) fn leave_for_own_run(namespaces: UnshareFlags) -> io::Result<()> {
+    leave_for_new(UnshareFlags::NEWNS | namespaces)?;
+    mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
+    if Path::new(RUN).is_dir() {
+        mount("none", RUN, "tmpfs", MountFlags::NODEV | MountFlags::NOSUID, Some(c"mode=0700,size=1m"))?;
+    }
+    Ok(())
+}
+
+/// A call of CRIU, being put together.
+pub(crate) struct Call {
+    command: Command,
+    /// Open until it is made.
+    given: Vec<File>,
+}
+
+impl Call {
+    pub(crate) fn new(criu: &Path, verb: &str) -> Self {
+        let mut command = Command::new(criu);
+        command.arg(verb).env_clear().env("PATH", PATH).stdin(Stdio::null());
+        Self { command, given: Vec::new() }
+    }
+
+    pub(crate) fn args<A: Into<OsString>>(&mut self, arguments: impl IntoIterator<Item = A>) -> &mut Self {
+        self.command.args(arguments.into_iter().map(Into::into));
+        self
+    }
+
+    /// Names a file or folder by a descriptor, so that nothing that is mounted in the way hides it.
+    pub(crate) fn file(&mut self, option: &str, file: File) -> io::Result<&mut Self> {
+        let path = format!("/proc/self/fd/{}", self.give(file)?);
+        Ok(self.args([option.to_owned(), path]))
+    }
+
+    /// Hands over a file, and answers its number.
+    pub(crate) fn give(&mut self, file: File) -> io::Result<i32> {
+        fcntl_setfd(&file, FdFlags::empty())?;
+        let number = file.as_fd().as_raw_fd();
+        self.given.push(file);
+        Ok(number)
+    }
+
+    /// Becomes it. Comes back only if that fails.
+    pub(crate) fn exec(mut self) -> io::Error {
+        self.command.exec()
+    }
+
+    /// Makes it, and answers whether it went well.
+    pub(crate) fn run(mut self) -> io::Result<bool> {
+        self.command.stdout(Stdio::null()).stderr(Stdio::null());
+        Ok(self.command.status()?.success())
+    }
+}
+
+/// What a log says went wrong, in a line.
+pub(crate) fn why(log: &Path) -> String {
+    let mut text = Vec::new();
+    let read = File::open(log).and_then(|file| file.take(LOG_BYTES_MAX).read_to_end(&mut text));
+    match read {
+        Ok(_) => first_error(&String::from_utf8_lossy(&text)),
+        Err(error) => format!("CRIU said nothing ({error})"),
+    }
+}
+
+/// The first error is the cause; those that CRIU itself goes on after are none.
+fn first_error(log: &str) -> String {
+    let harmless = ["RLIMIT_NOFILE", "tables", "execvp", "already assigned", "exited, status="];
+    let errors = log.lines().filter(|line| line.contains("Error (") || line.starts_with("Error:"));
+    let error = errors.filter(|line| !harmless.iter().any(|word| line.contains(word))).map(|line| {
+        let said = line.split_once("): ").map_or(line, |(_, said)| said);
+        said.trim().to_owned()
+    });
+    let error = error.into_iter().next().unwrap_or_else(|| "CRIU does not say why".to_owned());
+    in_words(&error).map_or(error.clone(), |words| format!("{words} ({error})"))
+}
+
+/// What some errors mean for who ran something inside.
+fn in_words(error: &str) -> Option<&'static str> {
+    let known = [
+        // Because the terminal's other side is the agent's, which CRIU takes for its owner.
+        ("ctty inheritance", "a program has its terminal open as /dev/tty; `dash -i` does, `bash -i` does not"),
+        ("No space left", "the disk is full"),
+        ("nested", "a program made a namespace of processes within its own"),
+    ];
+    known.into_iter().find(|(sign, _)| error.contains(sign)).map(|(_, words)| words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cause_is_found_among_what_is_harmless() {
+        let log = "(00.03) Error (criu/util.c:1534): rlimit: Can't setup RLIMIT_NOFILE for self\n\
+            Error (criu/util.c:642): execvp(\"iptables-restore\", ...) failed\n\
+            (00.04) Warn  (criu/x.c:1): careful\n\
+            (00.042762) Error (criu/files-reg.c:1790): Can't lookup mount=43 for fd=1 path=/x\n\
+            (00.043141) Error (criu/cr-dump.c:1975): Dumping FAILED.\n";
+        assert_eq!(first_error(log), "Can't lookup mount=43 for fd=1 path=/x");
+        assert_eq!(first_error(""), "CRIU does not say why");
+        let tty = first_error("(00.1) Error (criu/tty.c:2101): tty: ctty inheritance detected sid/pgrp 23\n");
+        assert!(tty.starts_with("a program has") && tty.ends_with("sid/pgrp 23)"), "{tty}");
+    }
+}

@@ -1,0 +1,241 @@
+//! Memory of sandboxes on disk, by CRIU (L13, X5).
+//!
+//! ```text
+//!   save      agent: quiesce ─► criu dump, all stopped ─► who is in which cgroup ─► end ─► filesystem sealed
+//!   restore   root and mounts ─► criu restore ─► placed into cgroups ─► control connection ─► become the new instance
+//! ```
+//!
+//! What is kept of a snapshot's memory lies in a folder of its own:
+//!
+//! ```text
+//!   <data>/memory/<snapshot>/
+//!     manifest.json      what it is, of which machine, and a digest of the rest
+//!     kept/images/       what CRIU wrote
+//!     kept/run/          what the agent shares with the host: output of executions among it
+//!     kept/dump.json     what the shim knows about the processes: see [`Dump`]
+//! ```
+//!
+//! Memory and filesystem are of one instant: nothing runs between the dump and
+//! the end. Whatever goes wrong, the filesystem of that instant is there
+//! without the memory, and what was dumped stays for a look.
+
+pub(crate) mod criu;
+pub(crate) mod mounts;
+pub mod probe;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use viv_layer::Digest;
+use viv_provider::InstanceRef;
+
+use crate::durable;
+use crate::rootfs::IdRange;
+pub(crate) use mounts::External;
+
+/// Images of another form are not looked at.
+const VERSION: u32 = 1;
+
+/// Longest list of who is in which cgroup: as many as there can be processes, in some ten bytes each.
+const DUMP_BYTES_MAX: u64 = 16 << 20;
+
+/// The parts of a memory's folder.
+#[derive(Debug, Clone)]
+pub(crate) struct MemoryDir(PathBuf);
+
+impl MemoryDir {
+    pub(crate) fn new(path: PathBuf) -> Self {
+        Self(path)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub(crate) fn kept(&self) -> PathBuf {
+        self.0.join("kept")
+    }
+
+    pub(crate) fn images(&self) -> PathBuf {
+        self.kept().join("images")
+    }
+
+    pub(crate) fn run(&self) -> PathBuf {
+        self.kept().join("run")
+    }
+
+    fn dump(&self) -> PathBuf {
+        self.kept().join("dump.json")
+    }
+
+    fn manifest(&self) -> PathBuf {
+        self.0.join("manifest.json")
+    }
+
+    pub(crate) fn write_dump(&self, dump: &Dump) -> io::Result<()> {
+        durable::replace_json_within(&self.dump(), dump, DUMP_BYTES_MAX)
+    }
+
+    pub(crate) fn read_dump(&self) -> io::Result<Dump> {
+        durable::read_json_within(&self.dump(), DUMP_BYTES_MAX)?.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    pub(crate) fn read_manifest(&self) -> io::Result<Manifest> {
+        durable::read_json(&self.manifest())?.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    pub(crate) fn write_manifest(&self, manifest: &Manifest) -> io::Result<()> {
+        durable::replace_json(&self.manifest(), manifest)
+    }
+}
+
+/// What the shim knows about what was dumped.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Dump {
+    /// Mounts that CRIU finds made.
+    pub(crate) mounts: Vec<External>,
+    /// How CRIU calls the open files that were the shim's log.
+    pub(crate) logs: Vec<String>,
+    /// Who is in the cgroup of which execution, by pids inside.
+    pub(crate) placed: BTreeMap<String, Vec<i32>>,
+}
+
+/// What a memory is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Manifest {
+    version: u32,
+    /// Of which instance.
+    pub(crate) instance: InstanceRef,
+    /// What its ids were mapped to; so far it is restored with the same only.
+    pub(crate) ids: IdRange,
+    /// The agent's file, by name: its code is mapped from there.
+    pub(crate) agent: String,
+    /// Who wrote the images.
+    criu: String,
+    machine: Machine,
+    /// Of everything that is kept.
+    digest: Digest,
+    pub(crate) bytes: u64,
+}
+
+/// What processes may have found out about the machine that they ran on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Machine {
+    kernel: String,
+    architecture: String,
+    /// What the processors can do: programs choose their code by that once.
+    cpu_flags: BTreeSet<String>,
+}
+
+impl Machine {
+    fn this() -> io::Result<Self> {
+        let uname = rustix::system::uname();
+        let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
+        let cpuinfo = fs::read_to_string("/proc/cpuinfo")?;
+        let flags = cpuinfo.lines().find_map(|line| {
+            let (name, flags) = line.split_once(':')?;
+            matches!(name.trim(), "flags" | "Features").then_some(flags)
+        });
+        let cpu_flags = flags.unwrap_or_default().split_ascii_whitespace().map(str::to_owned).collect();
+        Ok(Self { kernel: text(uname.release()), architecture: text(uname.machine()), cpu_flags })
+    }
+
+    /// Why what ran here cannot go on there.
+    fn why_not_on(&self, other: &Self) -> Option<String> {
+        if self.architecture != other.architecture {
+            return Some(format!(
+                "it is of a machine with {}, and this one has {}",
+                self.architecture, other.architecture
+            ));
+        }
+        let missing: Vec<_> = self.cpu_flags.difference(&other.cpu_flags).take(5).map(String::as_str).collect();
+        if !missing.is_empty() {
+            return Some(format!("it is of a machine whose processors can do more ({} …)", missing.join(", ")));
+        }
+        let release = |kernel: &str| -> Vec<u32> {
+            kernel.split(['.', '-', '+']).map_while(|part| part.parse().ok()).take(2).collect()
+        };
+        (release(&other.kernel) < release(&self.kernel))
+            .then(|| format!("it is of a machine with Linux {}, and this one has {}", self.kernel, other.kernel))
+    }
+}
+
+impl Manifest {
+    /// Describes what was dumped, once everything is in its folder. Reads all of it.
+    pub(crate) fn of(
+        dir: &MemoryDir,
+        instance: &InstanceRef,
+        ids: IdRange,
+        agent: &Path,
+        criu: &str,
+    ) -> io::Result<Self> {
+        let agent = agent.file_name().and_then(|name| name.to_str()).ok_or(io::ErrorKind::InvalidInput)?.to_owned();
+        Ok(Self {
+            version: VERSION,
+            instance: instance.clone(),
+            ids,
+            agent,
+            criu: criu.to_owned(),
+            machine: Machine::this()?,
+            digest: viv_layer::content(&dir.kept())?,
+            bytes: viv_layer::survey(&dir.kept())?.disk_bytes,
+        })
+    }
+
+    /// Why it is not to be restored here. Reads all of it.
+    pub(crate) fn why_not(&self, dir: &MemoryDir) -> io::Result<Option<String>> {
+        if self.version != VERSION {
+            return Ok(Some(format!("it was kept in form {}, and this program knows {VERSION}", self.version)));
+        }
+        if let Some(why) = self.machine.why_not_on(&Machine::this()?) {
+            return Ok(Some(why));
+        }
+        let whole = viv_layer::content(&dir.kept()).is_ok_and(|digest| digest == self.digest);
+        Ok((!whole).then(|| "it is damaged: what is on disk is not what was dumped".to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine(kernel: &str, flags: &str) -> Machine {
+        let cpu_flags = flags.split(' ').map(str::to_owned).collect();
+        Machine { kernel: kernel.to_owned(), architecture: "x86_64".to_owned(), cpu_flags }
+    }
+
+    #[test]
+    fn l13_memory_goes_to_machines_that_can_do_as_much() {
+        let here = machine("6.18.44-fc", "sse avx");
+        assert_eq!(here.why_not_on(&here), None);
+        assert_eq!(here.why_not_on(&machine("6.18.2", "sse avx avx512f")), None);
+        assert_eq!(here.why_not_on(&machine("7.0-rc1", "sse avx")), None);
+        assert!(here.why_not_on(&machine("6.18.44-fc", "sse")).unwrap().contains("avx"));
+        assert!(here.why_not_on(&machine("6.12.9", "sse avx")).unwrap().contains("6.12.9"));
+        assert!(Machine::this().is_ok_and(|this| !this.cpu_flags.is_empty()));
+    }
+
+    #[test]
+    fn what_was_changed_on_disk_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = MemoryDir::new(folder.path().to_owned());
+        fs::create_dir_all(dir.images()).unwrap();
+        fs::write(dir.images().join("pages-1.img"), "pages").unwrap();
+        let instance =
+            InstanceRef { sandbox: viv_core::SandboxId::from_bytes([1; 16]), generation: viv_core::Generation(1) };
+        let ids = IdRange { base: 1 << 20, count: IdRange::COUNT };
+        let manifest = Manifest::of(&dir, &instance, ids, Path::new("/a/viv-agent-1"), "4.2").unwrap();
+        dir.write_manifest(&manifest).unwrap();
+        assert_eq!(dir.read_manifest().unwrap(), manifest);
+        assert_eq!(manifest.why_not(&dir).unwrap(), None);
+        fs::write(dir.images().join("pages-1.img"), "Pages").unwrap();
+        assert!(manifest.why_not(&dir).unwrap().unwrap().contains("damaged"));
+        fs::remove_file(dir.images().join("pages-1.img")).unwrap();
+        assert!(manifest.why_not(&dir).unwrap().unwrap().contains("damaged"));
+        let other = Manifest { version: VERSION + 1, ..manifest };
+        assert!(other.why_not(&dir).unwrap().unwrap().contains("form"));
+    }
+}

@@ -1,0 +1,143 @@
+//! `viv criu-probe`: whether a CRIU works here, shown by saving a small process and bringing it back.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_child_subreaper, waitpid};
+use rustix::thread::UnshareFlags;
+
+use super::criu::{self, Call, DUMP_LOG, RESTORE_LOG};
+use crate::sys::clone::{Forked, close_all_but, exit_now, fork};
+
+/// The verb of the binary that runs [`main`].
+pub const VERB: &str = "criu-probe";
+
+/// How long the process may take to say something, on a crowded machine.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+
+/// The process ends by itself after this, whoever has forgotten it.
+const HELD_FOR: Duration = Duration::from_secs(60);
+
+/// How often either of them looks for the other's file.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// What it says when it starts, and what when it is asked again: the same, from its memory.
+const FIRST: &str = "first";
+const AGAIN: &str = "again";
+const ASK: &str = "ask";
+
+/// What tells it that it has mounts of its own.
+pub const ENTERED: &str = "--entered";
+
+/// Tries a CRIU in an empty folder. Must be called from a process with one thread; what fails is said on standard
+/// output.
+pub fn main(criu: &Path, folder: &Path, entered: bool) -> ExitCode {
+    let outcome = if entered { probe(criu, folder) } else { Err(enter(criu, folder)) };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            println!("{why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Begins anew with mounts of its own: what was mapped before is of others, and cannot be saved. Comes back only if that
+/// fails.
+fn enter(criu: &Path, folder: &Path) -> String {
+    let entered = criu::leave_for_own_run(UnshareFlags::empty()).and_then(|()| std::env::current_exe());
+    let error = match entered {
+        Ok(this) => Command::new(this).arg(VERB).arg(ENTERED).args([criu, folder]).exec(),
+        Err(error) => error,
+    };
+    format!("no private /run: {error}")
+}
+
+fn probe(criu: &Path, folder: &Path) -> Result<(), String> {
+    let said = |what: &str| {
+        let what = what.to_owned();
+        move |error: io::Error| format!("{what}: {error}")
+    };
+    // What is restored is a child of CRIU's, which ends; then it is ours.
+    set_child_subreaper(Some(rustix::process::getpid())).map_err(|error| said("no subreaper")(error.into()))?;
+    let process = hold(folder).map_err(said("no process"))?;
+    let outcome = turn(criu, folder, process);
+    let _ = kill_process(process, Signal::KILL);
+    let _ = waitpid(Some(process), WaitOptions::empty());
+    outcome
+}
+
+/// Saves the process, ends it, and has it say from its restored memory what it said before.
+fn turn(criu: &Path, folder: &Path, process: Pid) -> Result<(), String> {
+    let failed = |error: io::Error| format!("the probe failed: {error}");
+    let first = await_file(&folder.join(FIRST)).map_err(failed)?;
+    let images = || File::open(folder);
+    let mut dump = Call::new(criu, "dump");
+    dump.args(["-t", &process.as_raw_nonzero().to_string(), "-o", DUMP_LOG]).args(criu::COMMON).args(criu::to_dump());
+    dump.file("-D", images().map_err(failed)?).map_err(failed)?;
+    if !dump.run().map_err(|error| format!("it cannot be run: {error}"))? {
+        return Err(format!("a small process cannot be saved: {}", criu::why(&folder.join(DUMP_LOG))));
+    }
+    // Its pid is free once it was waited for, and taken again by itself.
+    let _ = kill_process(process, Signal::KILL);
+    let _ = waitpid(Some(process), WaitOptions::empty());
+    let mut restore = Call::new(criu, "restore");
+    restore.args(["-d", "-o", RESTORE_LOG]).args(criu::COMMON);
+    restore.file("-D", images().map_err(failed)?).map_err(failed)?;
+    if !restore.run().map_err(failed)? {
+        return Err(format!("a small process cannot be brought back: {}", criu::why(&folder.join(RESTORE_LOG))));
+    }
+    fs::write(folder.join(ASK), "").map_err(failed)?;
+    let again = await_file(&folder.join(AGAIN)).map_err(failed)?;
+    if again == first { Ok(()) } else { Err("a process that was brought back has other memory than before".to_owned()) }
+}
+
+/// A process that has something in its memory, and says it when it is asked.
+fn hold(folder: &Path) -> io::Result<Pid> {
+    match fork(None)? {
+        Forked::Parent(pid) => Ok(pid),
+        Forked::Child => exit_now(i32::from(hold_on(folder).is_err())),
+    }
+}
+
+fn hold_on(folder: &Path) -> io::Result<()> {
+    rustix::process::setsid()?;
+    close_all_but(&[]);
+    let null = File::options().read(true).write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    rustix::stdio::dup2_stderr(&null)?;
+    drop(null);
+    std::env::set_current_dir("/")?;
+    let mut kept = [0; 16];
+    rustix::rand::getrandom(&mut kept[..], rustix::rand::GetRandomFlags::empty())?;
+    let say = |name: &str| {
+        let beside = folder.join(format!(".{name}"));
+        fs::write(&beside, kept)?;
+        fs::rename(beside, folder.join(name))
+    };
+    say(FIRST)?;
+    let rounds = HELD_FOR.as_millis() / LOOK_EVERY.as_millis();
+    for _ in 0..rounds {
+        if folder.join(ASK).exists() {
+            return say(AGAIN);
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    Ok(())
+}
+
+fn await_file(path: &Path) -> io::Result<Vec<u8>> {
+    let until = Instant::now() + ANSWER_WITHIN;
+    loop {
+        match fs::read(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && Instant::now() < until => {}
+            result => return result,
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}

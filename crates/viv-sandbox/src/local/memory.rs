@@ -1,0 +1,351 @@
+//! Memory beside files: who can save it here, and what is done with it.
+
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use viv_agent::proto::SOCKET;
+use viv_core::{SandboxId, SnapshotId};
+use viv_provider::{Capability, Egress, InstanceRef, Mutation, ProviderError};
+
+use super::create::Origin;
+use super::save::{save_failed, store_failed};
+use super::{LocalProvider, Result, shim_client, unavailable};
+use crate::checkpoint::{Manifest, MemoryDir, probe};
+use crate::durable;
+use crate::ids::IdPool;
+use crate::layout::{InstanceDir, InstanceRecord, MemoryPlan};
+use crate::lock::lock_file;
+use crate::process;
+use crate::rootfs::IdRange;
+use crate::runtime::{Kernel, PATH};
+use crate::shim::proto::{ShimReply, ShimRequest};
+use crate::store::snapshot::SnapshotFile;
+use crate::wait::readable_within;
+
+/// How long a probe may take before it is given up: its own limits, and a little.
+const PROBE_WITHIN: Duration = Duration::from_secs(30);
+
+/// What does not work is tried again after this: somebody may have installed a better one.
+const TRY_AGAIN_AFTER: Duration = Duration::from_secs(30);
+
+/// Longest reason that is passed on.
+const REASON_BYTES_MAX: u64 = 1024;
+
+/// How to have one.
+const REMEDY: &str = "`scripts/prepare criu` fetches a CRIU that leaves the system as it is; VIV_CRIU names one";
+
+/// A CRIU that works here.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Criu {
+    /// Where it is.
+    pub path: PathBuf,
+    /// What it says of itself.
+    pub version: String,
+}
+
+impl Criu {
+    /// What it is not used for here, for those who wonder.
+    pub const LIMITS: &str = "of sandboxes without a network, when they are saved to end; restored under the same ids";
+}
+
+/// What the last look for one showed.
+#[derive(Default)]
+pub(super) struct Cache(Mutex<Option<Tried>>);
+
+struct Tried {
+    at: Instant,
+    outcome: std::result::Result<Criu, String>,
+}
+
+/// That one was shown to work, for as long as neither it nor the machine's run changes.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Shown {
+    boot_id: String,
+    path: PathBuf,
+    file: (u64, u64, i64, u64),
+    version: String,
+}
+
+/// The memory that an instance is to begin with.
+#[derive(Debug, Clone)]
+pub(super) struct Remembered {
+    pub(super) plan: MemoryPlan,
+    pub(super) ids: IdRange,
+    pub(super) agent: PathBuf,
+}
+
+/// What becomes of the memory of what an instance is made from.
+#[derive(Debug, Clone)]
+pub(super) enum Memory {
+    /// There is none.
+    None,
+    Restored(Box<Remembered>),
+    /// It begins with the files alone, for this reason.
+    Left(String),
+}
+
+impl LocalProvider {
+    /// The CRIU that saves memory here, or why there is none. What works was shown by trying, once since the machine
+    /// started; blocks, the first time for some tenths of a second.
+    pub fn criu(&self) -> std::result::Result<Criu, String> {
+        if let Some(why) = self.why_never() {
+            return Err(why);
+        }
+        // Held while probing, so that many who ask at once probe once.
+        let mut cached = self.shared.criu.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = cached.as_ref().filter(|tried| tried.outcome.is_ok() || tried.at.elapsed() < TRY_AGAIN_AFTER);
+        if let Some(known) = known {
+            return known.outcome.clone();
+        }
+        let outcome = self.find_criu();
+        *cached = Some(Tried { at: Instant::now(), outcome: outcome.clone() });
+        outcome
+    }
+
+    /// Why no CRIU could do it for this provider.
+    fn why_never(&self) -> Option<String> {
+        if matches!(self.shared.config.ids, IdPool::Shared(_)) {
+            return Some("saving memory takes root: only root may look into every process of a sandbox".to_owned());
+        }
+        if self.shared.layout.v2.is_none() {
+            return Some(format!("processes could not be placed again: {}", self.shared.layout.why_no_v2()));
+        }
+        match self.runtime() {
+            Ok(found) if found.kernel != Kernel::Host => {
+                Some("a kernel of its own keeps the memory of what runs in it".to_owned())
+            }
+            Ok(_) | Err(_) => None,
+        }
+    }
+
+    fn find_criu(&self) -> std::result::Result<Criu, String> {
+        let candidates = match &self.shared.config.criu {
+            Some(path) => vec![std::path::absolute(path).unwrap_or_else(|_| path.clone())],
+            None => PATH.split(':').map(|folder| Path::new(folder).join("criu")).collect(),
+        };
+        let is_program = |path: &PathBuf| {
+            fs::metadata(path).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+        };
+        let Some(path) = candidates.iter().find(|path| is_program(path)) else {
+            let missing = match &self.shared.config.criu {
+                Some(path) => format!("there is no program {}", path.display()),
+                None => "there is no CRIU".to_owned(),
+            };
+            return Err(format!("{missing}: {REMEDY}"));
+        };
+        let said = |error: io::Error| format!("{}: {error}", path.display());
+        let (boot_id, file) = (process::boot_id().map_err(said)?, identity(path).map_err(said)?);
+        let note = self.shared.data.host().join("criu.json");
+        if let Ok(Some(shown)) = durable::read_json::<Shown>(&note)
+            && (&shown.boot_id, &shown.path, &shown.file) == (&boot_id, path, &file)
+        {
+            return Ok(Criu { path: path.clone(), version: shown.version });
+        }
+        let version = version(path).map_err(said)?;
+        self.try_criu(path)
+            .map_err(|why| format!("CRIU {version} ({}) does not work here: {why}. {REMEDY}", path.display()))?;
+        // Whoever cannot note it tries again.
+        let shown = Shown { boot_id, path: path.clone(), file, version: version.clone() };
+        let _ = durable::replace_json_unsynced(&note, &shown);
+        Ok(Criu { path: path.clone(), version })
+    }
+
+    /// Has it save and bring back a small process.
+    fn try_criu(&self, path: &Path) -> std::result::Result<(), String> {
+        // A name that nobody has.
+        let folder = self.shared.data.host().join(format!(".criu-probe-{}", crate::store::unique()));
+        fs::create_dir(&folder).map_err(|error| error.to_string())?;
+        let mut command = Command::new(&self.shared.config.shim_exe);
+        command.arg(probe::VERB).arg(path).arg(&folder);
+        let outcome = hear(&mut command).map_err(|error| error.to_string());
+        let _ = fs::remove_dir_all(&folder);
+        match outcome? {
+            (true, _) => Ok(()),
+            (false, said) if said.is_empty() => Err("the probe ended without a word".to_owned()),
+            (false, said) => Err(said),
+        }
+    }
+
+    /// Refuses where there is nobody who could do it.
+    pub(super) async fn require_memory(&self) -> Result<Criu> {
+        self.blocking(|this| {
+            this.criu().map_err(|why| ProviderError::Unsupported { capability: Capability::SaveMemory, why })
+        })
+        .await
+    }
+
+    /// Has the memory of a running instance saved beside it, and the instance ended; when it cannot be saved, it runs on.
+    pub(super) async fn dump(&self, mutation: &Mutation, instance: &InstanceRef) -> Result<()> {
+        let criu = self.require_memory().await?;
+        let (asked, budget_ms) = (instance.clone(), mutation.budget_ms);
+        // One at a time; whoever comes second finds what the first one did.
+        let to_do = self
+            .blocking(move |this| {
+                let dir = this.dir(&asked.sandbox);
+                let memory = MemoryDir::new(dir.memory());
+                let lock = lock_file(&dir.saving(), true, Duration::from_millis(budget_ms));
+                let lock = match lock {
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(this.why_absent(&asked)),
+                    lock => lock.map_err(unavailable(&dir.saving()))?,
+                };
+                if memory.read_dump().is_ok() {
+                    // Somebody asked before and did not hear the answer.
+                    return Ok(None);
+                }
+                let record = this.need_record(&asked)?;
+                if record.spec.network.egress != Egress::None {
+                    let why =
+                        "its network cannot be kept: only the memory of sandboxes without one is saved".to_owned();
+                    return Err(ProviderError::Unsupported { capability: Capability::SaveMemory, why });
+                }
+                let made = || {
+                    match fs::remove_dir_all(memory.path()) {
+                        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                        removed => removed?,
+                    }
+                    fs::create_dir_all(memory.images())
+                };
+                made().map_err(save_failed)?;
+                Ok(Some(lock))
+            })
+            .await?;
+        let Some(_lock) = to_do else { return Ok(()) };
+        let dir = self.dir(&instance.sandbox);
+        let request = ShimRequest::Checkpoint { mutation: mutation.clone(), criu: criu.path, folder: dir.memory() };
+        match shim_client::ask(&dir, &request).await {
+            Ok(ShimReply::Error(error)) => Err(error.into()),
+            Ok(_) => Ok(()),
+            Err(error) => Err(self.why_unreachable(instance, error).await),
+        }
+    }
+
+    /// Makes what was dumped whole, once nothing runs any more; answers how large it is.
+    pub(super) fn finish_memory(&self, dir: &InstanceDir, record: &InstanceRecord, id: &SnapshotId) -> Result<u64> {
+        if let Ok(manifest) = self.memory_dir(id).read_manifest()
+            && manifest.instance == record.instance
+        {
+            // It was put in place by somebody who did not come further.
+            return Ok(manifest.bytes);
+        }
+        let memory = MemoryDir::new(dir.memory());
+        let lost = || ProviderError::Failed { what: "its memory was not saved, and it has ended".to_owned() };
+        memory.read_dump().map_err(|_| lost())?;
+        let finish = || -> io::Result<Manifest> {
+            match fs::remove_dir_all(memory.run()) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                removed => removed?,
+            }
+            viv_layer::copy(&dir.run(), &memory.run())?;
+            // It is made again by whoever listens on it.
+            let _ = fs::remove_file(memory.run().join(SOCKET));
+            let version = self.criu().map_or_else(|_| "unknown".to_owned(), |criu| criu.version);
+            let manifest = Manifest::of(&memory, &record.instance, record.ids, &record.agent, &version)?;
+            rustix::fs::syncfs(fs::File::open(memory.path())?)?;
+            memory.write_manifest(&manifest)?;
+            Ok(manifest)
+        };
+        finish().map(|manifest| manifest.bytes).map_err(save_failed)
+    }
+
+    /// Puts it in place, unless it is.
+    pub(super) fn put_memory(&self, dir: &InstanceDir, id: &SnapshotId) -> io::Result<()> {
+        let place = self.memory_dir(id);
+        if place.read_manifest().is_ok() {
+            return Ok(());
+        }
+        durable::rename(&dir.memory(), place.path())
+    }
+
+    fn memory_dir(&self, id: &SnapshotId) -> MemoryDir {
+        MemoryDir::new(self.shared.data.memory().join(id.as_str()))
+    }
+
+    /// What the memory of a snapshot takes on disk.
+    pub(super) fn memory_bytes(&self, id: &SnapshotId) -> u64 {
+        self.memory_dir(id).read_manifest().map_or(0, |manifest| manifest.bytes)
+    }
+
+    /// What becomes of the memory of what an instance is to be made from. Reads all of it.
+    pub(super) fn memory_for(&self, origin: &Origin, egress: &Egress) -> Result<Memory> {
+        let Origin::Snapshot(id) = origin else { return Ok(Memory::None) };
+        let top = match self.shared.store.read_snapshot(id).map_err(store_failed)? {
+            Some(SnapshotFile::Kept(record)) if record.snapshot.memory => record.of.saved.into_iter().next(),
+            Some(_) | None => return Ok(Memory::None),
+        };
+        // What was merged was sealed for no snapshot.
+        if top.and_then(|layer| layer.snapshot()).is_none() {
+            return Ok(Memory::Left("its layers were merged since, so that files have other numbers".to_owned()));
+        }
+        let dir = self.memory_dir(id);
+        let restored = || -> std::result::Result<Remembered, String> {
+            let criu = self.criu()?;
+            let unreadable = |error: io::Error| format!("what is kept of it cannot be read ({error})");
+            let manifest = dir.read_manifest().map_err(unreadable)?;
+            if *egress != Egress::None {
+                return Err("what was saved without a network cannot be given one".to_owned());
+            }
+            if let Some(why) = manifest.why_not(&dir).map_err(unreadable)? {
+                return Err(why);
+            }
+            let agent = self.shared.data.agent().join(&manifest.agent);
+            if !agent.is_file() {
+                return Err(format!("the agent that it ran with is not there any more ({})", manifest.agent));
+            }
+            let plan = MemoryPlan { folder: dir.path().to_owned(), criu: criu.path, of: manifest.instance };
+            Ok(Remembered { plan, ids: manifest.ids, agent })
+        };
+        Ok(match restored() {
+            Ok(remembered) => Memory::Restored(Box::new(remembered)),
+            Err(why) => Memory::Left(why),
+        })
+    }
+
+    /// Takes the range of ids that a memory was saved with.
+    pub(super) fn take_remembered(&self, sandbox: &SandboxId, ids: IdRange) -> Result<IdRange> {
+        let taken = self.shared.ids.take_this(sandbox, ids);
+        if taken.map_err(unavailable(&self.shared.data.ids()))? {
+            return Ok(ids);
+        }
+        let what = "the ids that it ran with are those of another sandbox now: remove that one".to_owned();
+        Err(ProviderError::Failed { what })
+    }
+}
+
+/// Tells a program from another one that has its name later.
+fn identity(path: &Path) -> io::Result<(u64, u64, i64, u64)> {
+    let found = fs::metadata(path)?;
+    Ok((found.dev(), found.ino(), found.mtime_nsec() + found.mtime() * 1_000_000_000, found.len()))
+}
+
+fn version(path: &Path) -> io::Result<String> {
+    let (_, said) = hear(Command::new(path).arg("--version"))?;
+    let version = said.lines().find_map(|line| line.strip_prefix("Version:")).map(str::trim);
+    version.map(str::to_owned).ok_or_else(|| io::Error::other("it does not say its version"))
+}
+
+/// Runs a program of ours or CRIU: whether it went well, and what it says.
+fn hear(command: &mut Command) -> io::Result<(bool, String)> {
+    let mut child = command
+        .env_clear()
+        .env("PATH", PATH)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let mut stdout = child.stdout.take().expect("piped");
+    // It says something, or ends and closes this.
+    let answers = readable_within(&stdout, PROBE_WITHIN);
+    if !matches!(answers, Ok(true)) {
+        let _ = child.kill();
+    }
+    let mut said = Vec::new();
+    let _ = stdout.by_ref().take(REASON_BYTES_MAX).read_to_end(&mut said);
+    let status = child.wait()?;
+    Ok((status.success(), String::from_utf8_lossy(&said).trim().to_owned()))
+}

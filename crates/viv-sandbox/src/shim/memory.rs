@@ -1,0 +1,480 @@
+//! Saving an instance's memory, and beginning with one.
+//!
+//! The shim goes on serving while CRIU works: a helper process has the agent
+//! close its connections and becomes CRIU. When that fails, the processes run
+//! on as before, and the shim connects to the agent again.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, chown};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, PidfdFlags, WaitOptions, pidfd_open, waitpid};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
+use viv_agent::proto::{AgentLimits, CONFIG, ControlMessage, Fence, Identity, LIMITS, SOCKET};
+use viv_core::{EndCause, ExecutionId};
+use viv_provider::Mutation;
+
+use super::agent::{ControlConnection, say_hello, tell_to_quiesce};
+use super::create::{CreateError, agent_config, at, descriptors, wait_until};
+use super::proto::{ShimError, ShimReply};
+use super::serve::{FREEZE_WITHIN, Handled, Init, Next, Shim};
+use crate::bundle::{Staged, hostname};
+use crate::cgroup::InstanceCgroups;
+use crate::checkpoint::criu::{self, Call, DUMP_LOG, RESTORE_LOG};
+use crate::checkpoint::{Dump, MemoryDir, mounts};
+use crate::durable;
+use crate::layout::{InstanceDir, InstanceRecord};
+use crate::rootfs::ROOT;
+use crate::sys::clone::{Forked, die_with, exit_now, fork, leave_session_keyring};
+
+/// How long the agent lives without us: for as long as a dump of much memory to a slow disk may take.
+const AWAY_MS: u64 = 300_000;
+
+/// An agent that runs on after a dump that failed is back after a second, when it accepts connections again.
+const BACK_WITHIN: Duration = Duration::from_secs(10);
+
+/// A client that connected at the wrong moment makes a dump fail; hardly ever three times.
+const TRIES_MAX: u32 = 3;
+
+/// What the helper leaves when it did not come as far as CRIU.
+const WHY: &str = "why";
+
+/// A dump on its way.
+pub(super) struct Checkpoint {
+    helper: Init,
+    tries: u32,
+    order: Order,
+}
+
+/// What was asked for.
+#[derive(Clone)]
+struct Order {
+    criu: PathBuf,
+    dir: MemoryDir,
+    fence: Fence,
+    dump: Dump,
+}
+
+impl Checkpoint {
+    /// To be polled.
+    pub(super) fn helper(&self) -> &OwnedFd {
+        &self.helper.pidfd
+    }
+
+    /// Nobody waits for it any more.
+    pub(super) fn abandon(&self) {
+        self.helper.kill();
+        let _ = waitpid(Some(self.helper.pid), WaitOptions::empty());
+    }
+}
+
+impl Shim {
+    pub(super) fn begin_checkpoint(
+        &mut self,
+        mutation: &Mutation,
+        criu: PathBuf,
+        folder: PathBuf,
+    ) -> Result<Handled, ShimError> {
+        if self.clients.held_for().is_some() {
+            return Err(ShimError::Conflict { what: "its files are being copied".to_owned() });
+        }
+        let failed = |what: String| ShimError::Failed { what };
+        let dump = self.look_for_dump().map_err(failed)?;
+        // The agent cannot close anything while it stands still. It does again if this fails.
+        self.run_again()?;
+        let fence =
+            Fence { operation: mutation.operation.clone(), generation: mutation.generation, token: mutation.token };
+        let order = Order { criu, dir: MemoryDir::new(folder), fence, dump };
+        self.start_dump(order, 1).map_err(|error| failed(format!("no memory is saved: {error}")))?;
+        Ok(Handled::Checkpoint)
+    }
+
+    /// What CRIU has to be told.
+    fn look_for_dump(&self) -> Result<Dump, String> {
+        let pid = self.init.pid.as_raw_nonzero();
+        let mountinfo = fs::read_to_string(format!("/proc/{pid}/mountinfo")).map_err(|error| error.to_string())?;
+        let plan = self.record.made.as_ref().map(|made| &made.plan);
+        let parts = plan.into_iter().flat_map(|plan| &plan.parts).filter(|part| part.name != ROOT);
+        let mounts = mounts::external(&mountinfo, &parts.map(|part| part.at.as_path()).collect::<Vec<_>>())?;
+        let logs = logs_of(&self.dir, self.init.pid).map_err(|error| error.to_string())?;
+        Ok(Dump { mounts, logs, placed: BTreeMap::new() })
+    }
+
+    fn start_dump(&mut self, order: Order, tries: u32) -> io::Result<()> {
+        let log = File::options().append(true).create(true).open(self.dir.log())?;
+        let parent = rustix::process::getpid();
+        let pid = match fork(None)? {
+            Forked::Child => {
+                if !die_with(parent) {
+                    exit_now(1);
+                }
+                let error = self.dump(&order, &log);
+                let _ = fs::write(order.dir.path().join(WHY), error.to_string());
+                exit_now(1);
+            }
+            Forked::Parent(pid) => pid,
+        };
+        let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+        self.checkpoint = Some(Checkpoint { helper: Init { pid, pidfd }, tries, order });
+        Ok(())
+    }
+
+    /// In the helper. Comes back only when something fails before CRIU does.
+    fn dump(&self, order: &Order, log: &File) -> io::Error {
+        let prepare = || -> io::Result<Call> {
+            tell_to_quiesce(Path::new("run").join(SOCKET).as_path(), &order.fence, AWAY_MS)?;
+            let mut call = Call::new(&order.criu, "dump");
+            call.args(["-t", &self.init.pid.as_raw_nonzero().to_string(), "-o", DUMP_LOG]);
+            call.args(criu::COMMON).args(criu::to_dump());
+            call.args([Path::new("--root"), &self.root]);
+            for external in &order.dump.mounts {
+                call.args(["--external".to_owned(), external.to_save()]);
+            }
+            for file in &order.dump.logs {
+                call.args(["--external", file]);
+            }
+            call.file("-D", File::open(order.dir.images())?)?;
+            call.file("-W", File::open(order.dir.path())?)?;
+            criu::leave_for_own_run(UnshareFlags::empty())?;
+            rustix::stdio::dup2_stdout(log)?;
+            rustix::stdio::dup2_stderr(log)?;
+            Ok(call)
+        };
+        match prepare() {
+            Ok(call) => call.exec(),
+            Err(error) => error,
+        }
+    }
+
+    /// The helper has ended.
+    pub(super) fn tend_checkpoint(&mut self) -> io::Result<Next> {
+        let Some(checkpoint) = self.checkpoint.take() else { return Ok(Next::Go) };
+        let (_, status) = waitpid(Some(checkpoint.helper.pid), WaitOptions::empty())?.ok_or(io::ErrorKind::NotFound)?;
+        let Checkpoint { order, tries, .. } = checkpoint;
+        let index = self.clients.saving();
+        let why = if status.exit_status() == Some(0) {
+            // All of them are stopped now, so this is how they were.
+            let placed = placed(&self.cgroups);
+            match placed.and_then(|placed| order.dir.write_dump(&Dump { placed, ..order.dump.clone() })) {
+                Ok(()) => return Ok(Next::End(EndCause::Saved, index)),
+                Err(error) => {
+                    self.continue_stopped();
+                    format!("who is in which cgroup cannot be noted: {error}")
+                }
+            }
+        } else {
+            match fs::read_to_string(order.dir.path().join(WHY)) {
+                Ok(why) => why,
+                Err(_) => criu::why(&order.dir.path().join(DUMP_LOG)),
+            }
+        };
+        eprintln!("its memory was not saved: {why}");
+        if tries < TRIES_MAX && why.contains("unix") && index.is_some() {
+            self.start_dump(order, tries + 1)?;
+            return Ok(Next::Go);
+        }
+        if self.control.is_absent() && !self.connect_again() {
+            return Ok(Next::End(EndCause::AgentLost, index));
+        }
+        if self.frozen {
+            // Whoever had it frozen has it so again.
+            let _ = self.stop_running();
+        }
+        if let Some(client) = index.and_then(|index| self.clients.get_mut(index)) {
+            client.saves(false);
+            client.say(&ShimReply::Error(ShimError::Failed { what: format!("its memory cannot be saved: {why}") }));
+        }
+        Ok(Next::Go)
+    }
+
+    /// What CRIU stopped runs on.
+    fn continue_stopped(&self) {
+        let Some(path) = self.cgroups.v2() else { return };
+        for pid in all_pids(&path) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::CONT);
+        }
+    }
+
+    /// An agent that was left alone for a dump hears us again.
+    fn connect_again(&mut self) -> bool {
+        let until = Instant::now() + BACK_WITHIN;
+        let opened = descriptors(&self.record, &self.cgroups).map_err(|error| error.to_string()).and_then(|given| {
+            let alive = || Ok(!self.init.has_ended()?);
+            ControlConnection::open(&format!("run/{SOCKET}"), &given, until, alive).map_err(|error| error.to_string())
+        });
+        match opened {
+            Ok((control, _)) => {
+                self.control = control;
+                let token = self.token;
+                self.tell_agent(&ControlMessage::Token(token));
+                true
+            }
+            Err(error) => {
+                eprintln!("the agent does not come back: {error}");
+                false
+            }
+        }
+    }
+}
+
+/// How CRIU calls those of the first process's files that are a log of ours, which is outside: the shim's, or the one that
+/// it was restored with.
+fn logs_of(dir: &InstanceDir, init: Pid) -> io::Result<Vec<String>> {
+    let logs = [dir.log(), dir.agent_log()].into_iter().filter_map(|path| fs::metadata(path).ok());
+    let logs: Vec<_> = logs.map(|log| (log.dev(), log.ino())).collect();
+    let pid = init.as_raw_nonzero();
+    let mut found = Vec::new();
+    for number in 0..=2 {
+        let Ok(file) = fs::metadata(format!("/proc/{pid}/fd/{number}")) else { continue };
+        if !logs.contains(&(file.dev(), file.ino())) {
+            continue;
+        }
+        let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}"))?;
+        let mount = info.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse::<u32>().ok());
+        let name = format!("file[{:x}:{:x}]", mount.ok_or(io::ErrorKind::InvalidData)?, file.ino());
+        if !found.contains(&name) {
+            found.push(name);
+        }
+    }
+    Ok(found)
+}
+
+/// Who is in the cgroup of which execution, by pids inside.
+fn placed(cgroups: &InstanceCgroups) -> io::Result<BTreeMap<String, Vec<i32>>> {
+    let mut placed = BTreeMap::new();
+    let Some(path) = cgroups.v2() else { return Ok(placed) };
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let Some(name) = name.to_str().filter(|name| name.starts_with(ExecutionId::PREFIX)) else { continue };
+        let pids = pids(&entry.path())?.into_iter().filter_map(|pid| Some(Seen::of(pid)?.inside));
+        let pids: Vec<i32> = pids.collect();
+        if !pids.is_empty() {
+            placed.insert(name.to_owned(), pids);
+        }
+    }
+    Ok(placed)
+}
+
+fn pids(cgroup: &Path) -> io::Result<Vec<Pid>> {
+    let text = fs::read_to_string(cgroup.join("cgroup.procs"))?;
+    Ok(text.lines().filter_map(|line| Pid::from_raw(line.trim().parse().ok()?)).collect())
+}
+
+/// Those of a cgroup and of the ones right below it.
+fn all_pids(cgroup: &Path) -> Vec<Pid> {
+    let below = fs::read_dir(cgroup).into_iter().flatten().flatten().map(|entry| entry.path());
+    below.chain([cgroup.to_owned()]).filter_map(|path| pids(&path).ok()).flatten().collect()
+}
+
+/// A process as its status tells of it.
+struct Seen {
+    inside: i32,
+    parent: Option<Pid>,
+}
+
+impl Seen {
+    fn of(pid: Pid) -> Option<Self> {
+        let status = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).ok()?;
+        let field =
+            |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.split_ascii_whitespace().next_back());
+        Some(Self {
+            inside: field("NSpid:")?.parse().ok()?,
+            parent: field("PPid:").and_then(|pid| Pid::from_raw(pid.parse().ok()?)),
+        })
+    }
+}
+
+/// Brings the processes back where they can run: the root is mounted, the cgroups are made, and nothing runs yet.
+pub(super) fn restore(
+    dir: &InstanceDir,
+    record: &InstanceRecord,
+    cgroups: &InstanceCgroups,
+    staged: &Staged<'_>,
+    memory: &MemoryDir,
+    criu: &Path,
+    until: Instant,
+) -> Result<Init, CreateError> {
+    let dump = memory.read_dump().map_err(at("reading what was dumped"))?;
+    let birthplace = cgroups.open_v2().map_err(at("opening the cgroup"))?;
+    let pid_file = dir.first_pid();
+    let call = || -> io::Result<Call> {
+        let mut call = Call::new(criu, "restore");
+        call.args(["-d", "-o", RESTORE_LOG]).args(criu::COMMON);
+        call.args([Path::new("--pidfile"), &pid_file]).args([Path::new("--root"), &staged.root.root]);
+        for external in &dump.mounts {
+            let told = external.to_restore(staged).ok_or_else(|| io::Error::other(format!("no {}", external.at)))?;
+            call.args(["--external".to_owned(), told]);
+        }
+        for name in &dump.logs {
+            let number = call.give(agent_log(dir, record)?)?;
+            call.args(["--inherit-fd".to_owned(), format!("fd[{number}]:{name}")]);
+        }
+        call.file("-D", File::open(memory.images())?)?;
+        call.file("-W", File::open(dir.path())?)?;
+        Ok(call)
+    };
+    let call = call().map_err(at("preparing the restore"))?;
+    let log = File::options().append(true).create(true).open(dir.log()).map_err(at("opening the log"))?;
+    let parent = rustix::process::getpid();
+    let helper = match fork(birthplace.as_ref().map(AsFd::as_fd)).map_err(at("starting CRIU"))? {
+        Forked::Child => {
+            // What is restored is born where this is: in the sandbox's cgroups, and in a namespace that shows no others.
+            let enter = || -> io::Result<()> {
+                if !die_with(parent) {
+                    return Err(io::Error::other("the shim is gone"));
+                }
+                leave_session_keyring();
+                cgroups.join_v1()?;
+                criu::leave_for_own_run(UnshareFlags::NEWCGROUP)?;
+                rustix::stdio::dup2_stdout(&log)?;
+                Ok(rustix::stdio::dup2_stderr(&log)?)
+            };
+            let error = match enter() {
+                Ok(()) => call.exec(),
+                Err(error) => error,
+            };
+            eprintln!("CRIU: {error}");
+            exit_now(127);
+        }
+        Forked::Parent(helper) => helper,
+    };
+    drop(call);
+    match wait_until(helper, until).map_err(at("waiting for CRIU"))? {
+        Some(0) => {}
+        Some(_) => return Err(CreateError::Memory { why: criu::why(&dir.path().join(RESTORE_LOG)) }),
+        None => {
+            let _ = rustix::process::kill_process(helper, rustix::process::Signal::KILL);
+            let _ = waitpid(Some(helper), WaitOptions::empty());
+            return Err(CreateError::Memory { why: "it takes too long".to_owned() });
+        }
+    }
+    let pid = fs::read_to_string(&pid_file).map_err(at("reading the container's pid"))?;
+    let pid = pid.trim().parse().ok().and_then(Pid::from_raw);
+    let pid = pid.ok_or(io::ErrorKind::InvalidData.into()).map_err(at("reading the container's pid"))?;
+    // It is our child (we are the subreaper) and not waited for, so the pid is still its own.
+    let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(io::Error::from).map_err(at("holding the agent"))?;
+    super::first::record(dir, pid).map_err(at("writing down who the agent is"))?;
+    place(cgroups, record, &dump).map_err(at("placing processes into cgroups"))?;
+    if let Err(error) = name(pid, &hostname(record)) {
+        eprintln!("it keeps the name of what it was saved from: {error}");
+    }
+    Ok(Init { pid, pidfd })
+}
+
+/// Where what the agent says goes. CRIU opens it again with the rights of the sandbox's own ids.
+fn agent_log(dir: &InstanceDir, record: &InstanceRecord) -> io::Result<File> {
+    let keeper = record.ids.keeper_on_host();
+    let file = File::options().append(true).create(true).open(dir.agent_log())?;
+    chown(dir.agent_log(), Some(keeper), Some(keeper))?;
+    Ok(file)
+}
+
+/// Has every process in the cgroup of its execution again. They stand still meanwhile: whoever was started since then
+/// belongs where its parent does.
+fn place(cgroups: &InstanceCgroups, record: &InstanceRecord, dump: &Dump) -> io::Result<()> {
+    let Some(path) = cgroups.v2() else { return Ok(()) };
+    cgroups.set_frozen(true, FREEZE_WITHIN)?;
+    let placed = (|| {
+        let owner: HashMap<i32, &str> =
+            dump.placed.iter().flat_map(|(name, pids)| pids.iter().map(|pid| (*pid, name.as_str()))).collect();
+        let seen: HashMap<Pid, Seen> = pids(&path)?.into_iter().filter_map(|pid| Some((pid, Seen::of(pid)?))).collect();
+        for &pid in seen.keys() {
+            let mut at = Some(pid);
+            let mut named = None;
+            // A chain of parents is as long as there are processes, at the most.
+            for _ in 0..seen.len() {
+                let Some(process) = at.and_then(|at| seen.get(&at)) else { break };
+                named = owner.get(&process.inside).copied();
+                if named.is_some() {
+                    break;
+                }
+                at = process.parent;
+            }
+            if let Some(name) = named {
+                let cgroup = path.join(name);
+                make_for_keeper(&cgroup, record.ids.keeper_on_host())?;
+                fs::write(cgroup.join("cgroup.procs"), pid.as_raw_nonzero().to_string())?;
+            }
+        }
+        Ok(())
+    })();
+    cgroups.set_frozen(false, FREEZE_WITHIN)?;
+    placed
+}
+
+/// As if the agent had made it.
+fn make_for_keeper(cgroup: &Path, keeper: u32) -> io::Result<()> {
+    match fs::create_dir(cgroup) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(()),
+        made => made?,
+    }
+    chown(cgroup, Some(keeper), Some(keeper))?;
+    for entry in fs::read_dir(cgroup)? {
+        chown(entry?.path(), Some(keeper), Some(keeper))?;
+    }
+    Ok(())
+}
+
+/// Gives what was restored the name of the sandbox that it is now.
+fn name(init: Pid, hostname: &str) -> io::Result<()> {
+    let namespace = File::open(format!("/proc/{}/ns/uts", init.as_raw_nonzero()))?;
+    // A namespace is entered for good, so somebody else does it.
+    match fork(None)? {
+        Forked::Child => {
+            let entered =
+                move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::HostNameAndNISDomainName));
+            let named = entered.is_ok() && rustix::system::sethostname(hostname.as_bytes()).is_ok();
+            exit_now(i32::from(!named));
+        }
+        Forked::Parent(child) => match waitpid(Some(child), WaitOptions::empty())? {
+            Some((_, status)) if status.exit_status() == Some(0) => Ok(()),
+            _ => Err(io::Error::other("its name cannot be set")),
+        },
+    }
+}
+
+/// The folder that is shared with the agent, as it was left, with what is new for this instance.
+pub(super) fn bring_run(
+    dir: &InstanceDir,
+    record: &InstanceRecord,
+    identity: &Identity,
+    memory: &MemoryDir,
+) -> io::Result<()> {
+    let (run, keeper) = (dir.run(), record.ids.keeper_on_host());
+    viv_layer::copy(&memory.run(), &run)?;
+    durable::replace_json_unsynced(&run.join(CONFIG), &agent_config(record, identity))?;
+    // What is running has read its configuration; this it looks at before every command.
+    let limits = &record.spec.limits;
+    let limits = AgentLimits { open_files: limits.open_files, processes: limits.processes };
+    durable::replace_json_unsynced(&run.join(LIMITS), &limits)?;
+    for file in [CONFIG, LIMITS] {
+        chown(run.join(file), Some(keeper), Some(keeper))?;
+    }
+    Ok(())
+}
+
+/// Has a restored agent serve this instance, and shows that it does.
+pub(super) fn become_new(
+    control: &mut ControlConnection,
+    record: &InstanceRecord,
+    identity: &Identity,
+    until: Instant,
+) -> io::Result<()> {
+    control.tell(&ControlMessage::Become { identity: identity.clone(), token: record.token })?;
+    let socket = Path::new("run").join(SOCKET);
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if say_hello(&socket, left.max(Duration::from_millis(1)))?.identity == *identity {
+            return Ok(());
+        }
+        if left.is_zero() {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "the agent does not become the new instance"));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}

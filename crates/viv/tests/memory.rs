@@ -1,0 +1,546 @@
+//! What runs goes on after it was saved and restored, and what cannot is told (L13, X5).
+//!
+//! The CRIU is that of `scripts/prepare criu`, or what `VIV_CRIU` names; without one these are passed over.
+#![allow(missing_docs, reason = "tests")]
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use support::{Ground, LocalWorld, Sandbox, eventually, fresh_bytes, mutation, sh};
+use viv_core::exec::{ExecSpec, ExecState, OutputEvent, TtySize};
+use viv_core::{EndCause, ExecutionId, Generation, SnapshotId};
+use viv_provider::{
+    Capability, InstanceRef, InstanceSpec, InstanceState, Observation, Provider, ProviderError, SaveRequest, Snapshot,
+};
+
+/// Saved and restored so often, unless `VIV_MEMORY_ROUNDS` says otherwise.
+const ROUNDS: u64 = 3;
+
+const LIFETIME: Duration = Duration::from_secs(600);
+
+/// The CRIU to test with.
+fn criu() -> Option<PathBuf> {
+    let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools/criu/bin/criu");
+    let found = std::env::var_os("VIV_CRIU").map(PathBuf::from).or(tools.exists().then_some(tools));
+    if found.is_none() {
+        eprintln!("passed over: there is no CRIU; `scripts/prepare criu` fetches one");
+    }
+    found
+}
+
+/// A ground whose CRIU does something else first when it is told about a sandbox.
+fn ground_with(criu: &Path, instead: &str) -> (Ground, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("criu");
+    let text = format!("#!/bin/sh\ncase \" $* \" in *' --root '*) {instead} ;; esac\nexec {} \"$@\"\n", criu.display());
+    fs::write(&path, text).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    (Ground::with(|config| config.criu = Some(path)), folder)
+}
+
+fn ground(criu: &Path) -> Ground {
+    let ground = Ground::with(|config| config.criu = Some(criu.to_owned()));
+    let capabilities = ground.provider.capabilities();
+    assert!(capabilities.can(Capability::SaveMemory), "{:?}", capabilities.missing.get(&Capability::SaveMemory));
+    ground
+}
+
+async fn save(ground: &Ground, instance: &InstanceRef) -> Result<Snapshot, ProviderError> {
+    let request = SaveRequest { snapshot: SnapshotId::from_bytes(fresh_bytes()), live: false, memory: true };
+    ground.provider.save(&mutation(instance.generation.0, 1), &instance.sandbox, &request).await
+}
+
+async fn destroy(ground: &Ground, instance: &InstanceRef) {
+    ground.provider.destroy(&mutation(instance.generation.0, 1), &instance.sandbox).await.unwrap();
+}
+
+/// The sandbox's next generation, from a snapshot.
+async fn restore(ground: &Ground, before: &InstanceRef, snapshot: &SnapshotId) -> Observation {
+    let generation = before.generation.0 + 1;
+    let spec = InstanceSpec::host(LIFETIME.as_millis() as u64);
+    let mutation = mutation(generation, 1);
+    ground.provider.restore(&mutation, &before.sandbox, &ground.owner, &spec, snapshot).await.unwrap()
+}
+
+/// Saves, removes and restores an instance: the next one, with all that ran in it.
+async fn turn(ground: &Ground, instance: &InstanceRef) -> InstanceRef {
+    let snapshot = save(ground, instance).await.unwrap();
+    assert!(snapshot.memory && snapshot.size_bytes > 100_000, "{snapshot:?}");
+    let state = ground.provider.observe(instance).await.unwrap().state;
+    assert!(matches!(&state, InstanceState::Ended(ended) if ended.cause == EndCause::Saved), "{state:?}");
+    destroy(ground, instance).await;
+    let seen = restore(ground, instance, &snapshot.id).await;
+    assert_eq!(seen.lacks.get(&Capability::SaveMemory), None);
+    assert_eq!((&seen.state, seen.instance.generation.0), (&InstanceState::Running, instance.generation.0 + 1));
+    seen.instance
+}
+
+/// What an execution has written so far.
+async fn written(ground: &Ground, instance: &InstanceRef, execution: &ExecutionId) -> String {
+    let mut stream = ground.provider.attach(instance, execution, 0, false).await.unwrap();
+    let mut text = Vec::new();
+    while let Some(event) = stream.next().await.unwrap() {
+        match event {
+            OutputEvent::Chunk { data, .. } => text.extend(data),
+            OutputEvent::Cut { from, to } => panic!("output was cut from {from} to {to}"),
+            OutputEvent::End(_) => break,
+        }
+    }
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+/// Waits until an execution has written more than before.
+async fn until_more(ground: &Ground, instance: &InstanceRef, execution: &ExecutionId, before: usize) -> String {
+    for _ in 0..6000 {
+        let text = written(ground, instance, execution).await;
+        if text.len() > before + 8 {
+            return text;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{execution} does not go on");
+}
+
+/// Whole lines that count from one on.
+#[track_caller]
+fn assert_counts(text: &str) {
+    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+    for (nth, line) in whole.lines().enumerate() {
+        assert_eq!(line.trim(), (nth + 1).to_string(), "line {} of {text:?}", nth + 1);
+    }
+}
+
+fn python(script: &str) -> ExecSpec {
+    ExecSpec { argv: ["python3", "-u", "-c", script].map(Into::into).to_vec(), ..ExecSpec::default() }
+}
+
+fn agent_pid(ground: &Ground, instance: &InstanceRef) -> String {
+    let file = ground.data.join("instances").join(instance.sandbox.as_str()).join("init.pid");
+    fs::read_to_string(file).unwrap().trim().to_owned()
+}
+
+/// The mounts that those inside see, without the numbers that the kernel gives them anew.
+fn mounts(ground: &Ground, instance: &InstanceRef) -> BTreeSet<String> {
+    let text = fs::read_to_string(format!("/proc/{}/mountinfo", agent_pid(ground, instance))).unwrap();
+    let told = text.lines().map(|line| {
+        let (before, after) = line.split_once(" - ").unwrap();
+        let fields: Vec<_> = before.split(' ').skip(4).collect();
+        format!("{} {}", fields.join(" "), after.split(' ').next().unwrap())
+    });
+    told.collect()
+}
+
+/// What confines a process of an execution, and where it is.
+fn confined(ground: &Ground, instance: &InstanceRef, execution: &ExecutionId) -> Vec<String> {
+    let mut told: Vec<String> = Vec::new();
+    for cgroup in ground.cgroups() {
+        let procs = cgroup.join(instance.sandbox.as_str()).join(execution.as_str()).join("cgroup.procs");
+        let Ok(pids) = fs::read_to_string(procs) else { continue };
+        for pid in pids.lines() {
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+            let keep = ["Name:", "Uid:", "Gid:", "Groups:", "NoNewPrivs:", "Seccomp", "Cap", "Umask:"];
+            told.extend(
+                status.lines().filter(|line| keep.iter().any(|name| line.starts_with(name))).map(str::to_owned),
+            );
+            // Runtimes leave a hierarchy without controllers alone.
+            let cgroups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+            told.extend(cgroups.lines().filter(|line| !line.contains(":name=")).map(str::to_owned));
+        }
+    }
+    told
+}
+
+const COUNT: &str = "import time\ni = 0\nwhile True:\n    i += 1\n    print(i)\n    time.sleep(0.02)";
+
+const WRITE_ROWS: &str = "
+import sqlite3, time
+db = sqlite3.connect('/workspace/db', isolation_level=None)
+db.execute('create table t(n)')
+n = 0
+while True:
+    n += 1
+    db.execute('begin immediate')
+    db.execute('insert into t values(?)', (n,))
+    time.sleep(0.01)
+    db.execute('commit')
+    print(n)
+    time.sleep(0.01)
+";
+
+const CHECK_ROWS: &str = "
+import sqlite3
+db = sqlite3.connect('/workspace/db', timeout=60)
+assert db.execute('pragma integrity_check').fetchone() == ('ok',)
+n, low, high = db.execute('select count(*), min(n), max(n) from t').fetchone()
+assert (low, high) == (1, n), (n, low, high)
+print(n)
+";
+
+const GET: &str = "
+import urllib.request
+print(urllib.request.urlopen('http://127.0.0.1:8123/served', timeout=60).read().decode(), end='')
+";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn x5_what_runs_goes_on_with_nothing_lost() {
+    let Some(criu) = criu() else { return };
+    let ground = ground(&criu);
+    let sandbox = ground.create(LIFETIME).await;
+    sandbox.run("echo content > /workspace/served; rm -f /workspace/log").await;
+    let counter = sandbox.start_spec(&python(COUNT)).await;
+    let rows = sandbox.start_spec(&python(WRITE_ROWS)).await;
+    let server = "exec python3 -m http.server 8123 --bind 127.0.0.1 --directory /workspace";
+    let server = sandbox.start(server).await;
+    let append = "exec 3>>/workspace/log; i=0; while :; do i=$((i+1)); echo $i >&3; echo $i; sleep 0.02; done";
+    let append = sandbox.start(append).await;
+    let ten = "n=0; while [ $n -lt 9 ]; do sleep 100000 & n=$((n+1)); done; echo all ten of them; wait";
+    let ten = sandbox.start(ten).await;
+    let size = TtySize { rows: 24, cols: 80 };
+    let shell = ExecSpec {
+        argv: ["/bin/bash", "--norc", "-i"].map(Into::into).to_vec(),
+        tty: Some(size),
+        stdin: true,
+        ..ExecSpec::default()
+    };
+    let shell = sandbox.start_spec(&shell).await;
+    let mut stdin = 0;
+    let typed = "x=41\n";
+    stdin = ground.provider.write_stdin(&mutation(1, 1), &sandbox.id, &shell, stdin, typed.as_bytes()).await.unwrap();
+
+    let mut instance = sandbox.instance();
+    for execution in [&counter, &rows, &append, &ten] {
+        until_more(&ground, &instance, execution, 0).await;
+    }
+    let (mounted, confinement) = (mounts(&ground, &instance), confined(&ground, &instance, &counter));
+    assert!(!confinement.is_empty());
+    let rounds = std::env::var("VIV_MEMORY_ROUNDS").map_or(ROUNDS, |rounds| rounds.parse().unwrap());
+    for round in 1..=rounds {
+        instance = turn(&ground, &instance).await;
+        assert_eq!(mounts(&ground, &instance), mounted, "round {round}");
+        assert_eq!(confined(&ground, &instance, &counter), confinement, "round {round}");
+        for execution in [&counter, &rows, &append, &ten, &server, &shell] {
+            let status = ground.provider.execution(&instance, execution).await.unwrap();
+            let told = written(&ground, &instance, execution).await;
+            assert_eq!(status.state, ExecState::Running, "round {round}, {:?}: {told}", status.argv);
+        }
+        for execution in [&counter, &rows, &append] {
+            let before = written(&ground, &instance, execution).await;
+            let after = until_more(&ground, &instance, execution, before.len()).await;
+            assert!(after.starts_with(&before));
+            assert_counts(&after);
+        }
+        let run = async |spec: &ExecSpec| {
+            let execution = ExecutionId::from_bytes(fresh_bytes());
+            let mutation = mutation(instance.generation.0, 1);
+            ground.provider.execute(&mutation, &instance.sandbox, &execution, spec).await.unwrap();
+            loop {
+                let status = ground.provider.execution(&instance, &execution).await.unwrap();
+                if status.state.is_final() {
+                    let text = written(&ground, &instance, &execution).await;
+                    assert_eq!(status.state, ExecState::Exited { code: 0 }, "{text}");
+                    return text;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        assert_eq!(run(&python(GET)).await, "content\n", "round {round}");
+        // What was acknowledged before is there: the list of rows is longer than what was printed by then.
+        let printed = written(&ground, &instance, &rows).await.lines().count();
+        assert!(run(&python(CHECK_ROWS)).await.trim().parse::<usize>().unwrap() >= printed, "round {round}");
+        assert_counts(&run(&sh("cat /workspace/log")).await);
+        assert_eq!(run(&sh("pgrep -c -x sleep -P $(pgrep -f 'all ten' | head -n 1)")).await.trim(), "9");
+        let typed = format!("echo $((x+{round}))\n");
+        let mutation = mutation(instance.generation.0, 1);
+        stdin =
+            ground.provider.write_stdin(&mutation, &instance.sandbox, &shell, stdin, typed.as_bytes()).await.unwrap();
+        let expected = format!("{}\r\n", 41 + round);
+        for _ in 0..6000 {
+            if written(&ground, &instance, &shell).await.contains(&expected) {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let told = written(&ground, &instance, &shell).await;
+        assert!(told.contains(&expected), "round {round}: {told:?}");
+    }
+    // They are still ended for certain, tree and all (X3).
+    for execution in [&ten, &counter] {
+        let mutation = mutation(instance.generation.0, 1);
+        let ended = ground.provider.cancel(&mutation, &instance.sandbox, execution).await.unwrap();
+        assert_eq!(ended.state, ExecState::Cancelled);
+    }
+    // An older generation is nobody's any more (T5).
+    let late = ground.provider.cancel(&mutation(1, 1), &instance.sandbox, &rows).await.unwrap_err();
+    assert!(matches!(late, ProviderError::StaleGeneration { .. }), "{late:?}");
+    destroy(&ground, &instance).await;
+    ground.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn l13_memory_goes_with_its_snapshot() {
+    let Some(criu) = criu() else { return };
+    let ground = ground(&criu);
+    let sandbox = ground.create(LIFETIME).await;
+    let counter = sandbox.start("i=0; while :; do i=$((i+1)); echo $i; sleep 0.05; done").await;
+    until_more(&ground, &sandbox.instance(), &counter, 0).await;
+    // Whoever is frozen is saved too.
+    ground.provider.freeze(&mutation(1, 1), &sandbox.id).await.unwrap();
+    let request = SaveRequest { snapshot: SnapshotId::from_bytes(fresh_bytes()), live: false, memory: true };
+    let saving = mutation(1, 1);
+    let saved = ground.provider.save(&saving, &sandbox.id, &request).await.unwrap();
+    assert_eq!(ground.provider.save(&saving, &sandbox.id, &request).await.unwrap(), saved, "asked again");
+    let kept = ground.data.join("memory").join(saved.id.as_str());
+    assert!(kept.join("manifest.json").exists());
+    let seen = ground.provider.snapshot(&saved.id).await.unwrap();
+    assert!(seen.own_bytes > 100_000, "{seen:?}");
+    destroy(&ground, &sandbox.instance()).await;
+    // Another sandbox may be made of it while the ids are free.
+    let other = viv_core::SandboxId::from_bytes(fresh_bytes());
+    let spec = InstanceSpec::host(LIFETIME.as_millis() as u64);
+    let made = ground.provider.restore(&mutation(1, 1), &other, &ground.owner, &spec, &saved.id).await.unwrap();
+    assert_eq!(made.lacks.get(&Capability::SaveMemory), None);
+    let before = written(&ground, &made.instance, &counter).await;
+    assert_counts(&until_more(&ground, &made.instance, &counter, before.len()).await);
+    let name = ground.run(&made.instance, 1, "hostname").await.0;
+    assert_eq!(name.trim(), other.as_str().replace('_', "-"));
+    // And a third while they are not: with the files alone, and the reason.
+    let third = restore(&ground, &sandbox.instance(), &saved.id).await;
+    assert_eq!(third.state, InstanceState::Running);
+    assert!(third.lacks[&Capability::SaveMemory].contains("ids"), "{:?}", third.lacks);
+    for instance in [&made.instance, &third.instance] {
+        destroy(&ground, instance).await;
+    }
+    ground.provider.remove_snapshot(&mutation(2, 1), &sandbox.id, &saved.id).await.unwrap();
+    eventually("its memory is gone", || {
+        ground.provider.tidy();
+        !kept.exists()
+    });
+    ground.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn l13_what_cannot_be_saved_is_told_and_runs_on() {
+    let Some(criu) = criu() else { return };
+    let ground = ground(&criu);
+    let sandbox = ground.create(LIFETIME).await;
+    // The terminal is open by a name that CRIU cannot keep.
+    let size = TtySize { rows: 24, cols: 80 };
+    let argv = ["/bin/sh", "-c", "exec 5<>/dev/tty; echo it is open; exec sleep 100000"].map(Into::into).to_vec();
+    let holder = sandbox.start_spec(&ExecSpec { argv, tty: Some(size), stdin: true, ..ExecSpec::default() }).await;
+    until_more(&ground, &sandbox.instance(), &holder, 0).await;
+    ground.provider.freeze(&mutation(1, 1), &sandbox.id).await.unwrap();
+    let error = save(&ground, &sandbox.instance()).await.unwrap_err();
+    assert!(error.to_string().contains("/dev/tty"), "{error}");
+    assert_eq!(sandbox.state().await, InstanceState::Frozen, "as it was before");
+    ground.provider.thaw(&mutation(1, 1), &sandbox.id).await.unwrap();
+    assert_eq!(sandbox.run("echo well").await.0, "well\n");
+    // Once it is gone, nothing is in the way.
+    ground.provider.cancel(&mutation(1, 1), &sandbox.id, &holder).await.unwrap();
+    assert!(save(&ground, &sandbox.instance()).await.unwrap().memory);
+    sandbox.destroy().await;
+    ground.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn l13_a_dump_that_fails_leaves_it_running() {
+    let Some(criu) = criu() else { return };
+    for instead in ["exit 1", "kill -9 $$"] {
+        let (ground, _folder) = ground_with(&criu, instead);
+        let sandbox = ground.create(LIFETIME).await;
+        let counter = sandbox.start("i=0; while :; do i=$((i+1)); echo $i; sleep 0.05; done").await;
+        let error = save(&ground, &sandbox.instance()).await.unwrap_err();
+        assert!(error.to_string().contains("memory cannot be saved"), "{error}");
+        assert_eq!(sandbox.state().await, InstanceState::Running);
+        let before = written(&ground, &sandbox.instance(), &counter).await;
+        assert_counts(&until_more(&ground, &sandbox.instance(), &counter, before.len()).await);
+        assert_eq!(sandbox.run("echo well").await.0, "well\n");
+        let ended = ground.provider.cancel(&mutation(1, 1), &sandbox.id, &counter).await.unwrap();
+        assert_eq!(ended.state, ExecState::Cancelled);
+        sandbox.destroy().await;
+        ground.assert_nothing_left();
+    }
+}
+
+/// A sandbox that was saved with its memory and removed.
+async fn saved(ground: &Ground) -> (Sandbox<'_>, SnapshotId, ExecutionId) {
+    let sandbox = ground.create(LIFETIME).await;
+    sandbox.run("echo kept > /workspace/file").await;
+    let sleep = sandbox.start("exec sleep 100000").await;
+    let snapshot = save(ground, &sandbox.instance()).await.unwrap();
+    destroy(ground, &sandbox.instance()).await;
+    (sandbox, snapshot.id, sleep)
+}
+
+/// It runs, with its files and without its memory, and says why.
+async fn assert_files_only(ground: &Ground, seen: &Observation, lost: &ExecutionId, why: &str) {
+    assert_eq!(seen.state, InstanceState::Running);
+    let told = &seen.lacks[&Capability::SaveMemory];
+    assert!(told.contains(why), "{told}");
+    assert_eq!(ground.run(&seen.instance, 1, "cat /workspace/file; pgrep -x sleep").await.0, "kept\n");
+    let gone = ground.provider.execution(&seen.instance, lost).await.unwrap_err();
+    assert!(matches!(gone, ProviderError::NotFound { .. }), "{gone:?}");
+    destroy(ground, &seen.instance).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn l13_memory_that_cannot_be_restored_leaves_the_files() {
+    let Some(criu) = criu() else { return };
+    let ground = ground(&criu);
+    let (sandbox, snapshot, sleep) = saved(&ground).await;
+    let mut before = sandbox.instance();
+    let kept = ground.data.join("memory").join(snapshot.as_str()).join("kept/images");
+    // Nobody who could.
+    let without = Ground::reopen(&ground);
+    let spec = InstanceSpec::host(LIFETIME.as_millis() as u64);
+    let (id, owner) = (&sandbox.id, &ground.owner);
+    let seen = without.restore(&mutation(2, 1), id, owner, &spec, &snapshot).await.unwrap();
+    assert_files_only(&ground, &seen, &sleep, "CRIU").await;
+    before.generation = Generation(2);
+    // Damaged.
+    let pages = kept.join("pages-1.img");
+    let mut content = fs::read(&pages).unwrap();
+    content[100] ^= 1;
+    fs::write(&pages, &content).unwrap();
+    let seen = restore(&ground, &before, &snapshot).await;
+    assert_files_only(&ground, &seen, &sleep, "damaged").await;
+    before.generation = Generation(3);
+    // Not there.
+    fs::remove_dir_all(kept.parent().unwrap().parent().unwrap()).unwrap();
+    let seen = restore(&ground, &before, &snapshot).await;
+    assert_files_only(&ground, &seen, &sleep, "cannot be read").await;
+    ground.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn l13_a_restore_that_fails_leaves_the_files() {
+    let Some(criu) = criu() else { return };
+    for instead in ["case \"$1\" in restore) exit 1 ;; esac", "case \"$1\" in restore) kill -9 $$ ;; esac"] {
+        let (ground, _folder) = ground_with(&criu, instead);
+        let (sandbox, snapshot, sleep) = saved(&ground).await;
+        let seen = restore(&ground, &sandbox.instance(), &snapshot).await;
+        assert_files_only(&ground, &seen, &sleep, "cannot be restored").await;
+        assert!(
+            ground.data.join("memory").join(snapshot.as_str()).join("kept/images").exists(),
+            "it is kept for a look"
+        );
+        ground.assert_nothing_left();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn l13_a_shim_that_is_killed_while_it_saves_loses_no_files() {
+    let Some(criu) = criu() else { return };
+    let (ground, folder) = ground_with(&criu, "touch \"$(dirname \"$0\")/begun\"; exec sleep 1000");
+    let sandbox = ground.create(LIFETIME).await;
+    sandbox.run("echo kept > /workspace/file; sync").await;
+    let provider = ground.provider.clone();
+    let instance = sandbox.instance();
+    let request = SaveRequest { snapshot: SnapshotId::from_bytes(fresh_bytes()), live: false, memory: true };
+    let saving = tokio::spawn({
+        let (sandbox, request) = (instance.sandbox.clone(), request.clone());
+        async move { provider.save(&mutation(1, 1), &sandbox, &request).await }
+    });
+    eventually("it is being saved", || folder.path().join("begun").exists());
+    // Nothing else is done with it meanwhile.
+    let refused = ground.provider.freeze(&mutation(1, 1), &sandbox.id).await.unwrap_err();
+    assert!(matches!(refused, ProviderError::Conflict { .. }), "{refused:?}");
+    support::kill(sandbox.shim_pid(), rustix::process::Signal::KILL);
+    assert!(saving.await.unwrap().is_err());
+    let state = sandbox.state().await;
+    assert!(matches!(&state, InstanceState::Ended(ended) if ended.cause == EndCause::SupervisorLost), "{state:?}");
+    let files = SaveRequest { memory: false, ..request };
+    let snapshot = ground.provider.save(&mutation(1, 1), &sandbox.id, &files).await.unwrap();
+    assert!(!snapshot.memory);
+    destroy(&ground, &instance).await;
+    let seen = restore(&ground, &instance, &snapshot.id).await;
+    assert_eq!(ground.run(&seen.instance, 1, "cat /workspace/file").await.0, "kept\n");
+    destroy(&ground, &seen.instance).await;
+    ground.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s5_memory_is_refused_where_it_cannot_be_kept() {
+    let none = Ground::with(|config| config.criu = Some("/no/such/criu".into()));
+    let sandbox = none.create(LIFETIME).await;
+    let error = save(&none, &sandbox.instance()).await.unwrap_err();
+    let is_refused = |error: &ProviderError, word: &str| matches!(error, ProviderError::Unsupported { capability: Capability::SaveMemory, why } if why.contains(word));
+    assert!(is_refused(&error, "prepare criu"), "{error}");
+    assert_eq!(sandbox.state().await, InstanceState::Running);
+    sandbox.destroy().await;
+    let broken = tempfile::tempdir().unwrap();
+    let path = broken.path().join("criu");
+    fs::write(&path, "#!/bin/sh\n[ $1 = --version ] && echo Version: 0.1\n").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    let ground = Ground::with(|config| config.criu = Some(path));
+    let why = ground.provider.criu().unwrap_err();
+    assert!(why.contains("CRIU 0.1") && why.contains("does not work here"), "{why}");
+
+    let Some(criu) = criu() else { return };
+    let ground = self::ground(&criu);
+    let sandbox = ground.create(LIFETIME).await;
+    let request = SaveRequest { snapshot: SnapshotId::from_bytes(fresh_bytes()), live: true, memory: true };
+    let error = ground.provider.save(&mutation(1, 1), &sandbox.id, &request).await.unwrap_err();
+    assert!(is_refused(&error, "ended"), "{error}");
+    sandbox.destroy().await;
+    if ground.provider.capabilities().can(Capability::EgressAll) {
+        let mut spec = InstanceSpec::host(LIFETIME.as_millis() as u64);
+        spec.network.egress = viv_provider::Egress::All;
+        let sandbox = ground.create_from(spec).await;
+        let error = save(&ground, &sandbox.instance()).await.unwrap_err();
+        assert!(is_refused(&error, "network"), "{error}");
+        assert_eq!(sandbox.run("echo well").await.0, "well\n");
+        sandbox.destroy().await;
+    }
+    ground.assert_nothing_left();
+}
+
+/// The case of the conformance suite, which declares no memory without a CRIU.
+#[test]
+fn p6_the_conformance_suite_covers_it() {
+    let Some(criu) = criu() else { return };
+    for runtime in [viv_sandbox::Runtime::Embedded, viv_sandbox::Runtime::Binary("runc".into())] {
+        let name = "saves::memory_save_brings_executions_back";
+        viv_provider::conformance::run_named(name, async {
+            LocalWorld(Ground::with(|config| {
+                config.criu = Some(criu.clone());
+                config.runtime = runtime;
+            }))
+        });
+    }
+}
+
+#[test]
+fn it_is_used_by_hand() {
+    let Some(criu) = criu() else { return };
+    let ground = Ground::new();
+    let said = |arguments: &[&str]| {
+        let output = ground.viv().args(arguments).env("VIV_CRIU", &criu).output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{arguments:?}: {errors}");
+        (String::from_utf8_lossy(&output.stdout).trim().to_owned(), errors)
+    };
+    let doctor = ground.verb("doctor").env("VIV_CRIU", &criu).output().unwrap();
+    let doctor = String::from_utf8_lossy(&doctor.stdout).into_owned();
+    assert!(doctor.contains("memory is saved by: CRIU") && doctor.contains(&*criu.display().to_string()), "{doctor}");
+    let (sandbox, _) = said(&["create"]);
+    let count = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.05; done";
+    let (execution, _) = said(&["exec", "--detach", &sandbox, "--", "sh", "-c", count]);
+    let (snapshot, _) = said(&["save", "--memory", &sandbox]);
+    said(&["rollback", &sandbox, &snapshot]);
+    let before = said(&["logs", &sandbox, &execution]).0;
+    eventually("it counts on", || said(&["logs", &sandbox, &execution]).0.len() > before.len());
+    assert_counts(&said(&["logs", &sandbox, &execution]).0);
+    said(&["rm", &sandbox]);
+    // Without one the files are saved, and why not more is said.
+    let (sandbox, _) = said(&["create"]);
+    let output = ground.viv().args(["save", "--memory", &sandbox]).env("VIV_CRIU", "/no/criu").output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && errors.contains("its memory is not saved"), "{errors}");
+    said(&["rm", &sandbox]);
+    ground.assert_nothing_left();
+}
