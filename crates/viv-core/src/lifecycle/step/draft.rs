@@ -102,11 +102,6 @@ impl<'t> Draft<'t> {
         self.enter(Phase::Hibernating { step, save_failed: false, work }, Cause::Rollback, by, None)
     }
 
-    /// What its next instance is to begin with, once the last one is gone: a wish to go back stands until then.
-    fn begins_with(&self) -> Option<SnapshotId> {
-        self.next.rollback.clone().or_else(|| self.next.made_from())
-    }
-
     /// What its next instance begins with. Where it is to go back to is its saved state from here on.
     fn beginning(&mut self) -> Option<SnapshotId> {
         if let Some(target) = self.next.rollback.take() {
@@ -154,7 +149,11 @@ impl<'t> Draft<'t> {
             | PhaseName::Lost
             | PhaseName::Failed
             | PhaseName::Stopping
-            | PhaseName::Stopped => self.next.entry = None,
+            | PhaseName::Stopped => {
+                self.next.entry = None;
+                // Who wanted it to go back heard that it came to nothing; seen alive again, it stays as it is.
+                self.next.rollback = None;
+            }
         }
         self.next.expires_at_ms = None;
         self.enter(Phase::Lost, cause, &Actor::part("engine"), message)
@@ -180,7 +179,7 @@ impl<'t> Draft<'t> {
         if rebuilds > 0 {
             work.retry_at_ms = self.at.now_ms.saturating_add(backoff_ms(&work, rebuilds, self.at));
         }
-        let phase = match self.begins_with() {
+        let phase = match self.beginning() {
             Some(snapshot) => Phase::Resuming { step: ResumeStep::Clear, snapshot, rebuilds, work },
             None => Phase::Provisioning { step: MakeStep::Clear, rebuilds, work },
         };
@@ -202,7 +201,7 @@ impl<'t> Draft<'t> {
     /// back to.
     pub(super) fn sealed(mut self, rebuilds: u32, snapshot: SnapshotId) -> Stepped {
         self.next.sealed = Some(snapshot.clone());
-        let snapshot = self.begins_with().unwrap_or(snapshot);
+        let snapshot = self.beginning().unwrap_or(snapshot);
         let work = self.work(self.at.timings.make_ms);
         self.next.phase = Phase::Resuming { step: ResumeStep::Clear, snapshot, rebuilds, work };
         self.is(Happened::Advanced)
@@ -226,10 +225,6 @@ impl<'t> Draft<'t> {
         self.next_generation();
         let work = Work { deadline_at_ms, ..self.work(0) };
         self.next.phase = match snapshot {
-            Some(snapshot) if self.next.rollback.is_some() => {
-                let snapshot = self.beginning().unwrap_or(snapshot);
-                Phase::Resuming { step: ResumeStep::Make, snapshot, rebuilds, work }
-            }
             Some(snapshot) => Phase::Resuming { step: ResumeStep::Make, snapshot, rebuilds, work },
             None => Phase::Provisioning { step: MakeStep::Make, rebuilds, work },
         };

@@ -57,21 +57,15 @@ pub(super) fn seen(
         {
             Stepped::Ignored(Ignored::NothingNew)
         }
-        (Phase::Lost, Seen::Running | Seen::Frozen) => {
-            // Who wanted it to go back heard that it came to nothing, and has not asked again: it stays as it is.
-            if sandbox.entry.is_none() {
-                draft.next.rollback = None;
+        (Phase::Lost, Seen::Running | Seen::Frozen) => match sandbox.desired {
+            Desired::Running => {
+                let verify = if *seen == Seen::Frozen { THAWED } else { AGAIN };
+                draft.verifying(verify, Cause::Reappeared, &engine, words)
             }
-            match sandbox.desired {
-                Desired::Running => {
-                    let verify = if *seen == Seen::Frozen { THAWED } else { AGAIN };
-                    draft.verifying(verify, Cause::Reappeared, &engine, words)
-                }
-                // It was stopped while it was away: whether it works does not matter any more.
-                Desired::Hibernated => draft.hibernating_as_wanted(),
-                Desired::Gone => Stepped::Ignored(Ignored::Busy),
-            }
-        }
+            // It was stopped while it was away: whether it works does not matter any more.
+            Desired::Hibernated => draft.hibernating_as_wanted(),
+            Desired::Gone => Stepped::Ignored(Ignored::Busy),
+        },
         // Stopped after it had ended by itself: what it left is saved all the same.
         (Phase::Lost, Seen::Ended(_)) if sandbox.desired == Desired::Hibernated => draft.hibernating_as_wanted(),
         (Phase::Lost, Seen::Ended(_) | Seen::Absent) => {
