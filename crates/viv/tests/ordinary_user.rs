@@ -66,7 +66,7 @@ macro_rules! themes {
 
 themes! {
     lifecycle, fencing, listing, deadline, executions, control, output, terminal, ended, freeze, files, watches, archives,
-    ports, requests, saves, restores, forks, snapshots, removal, disk, limits, network, probes,
+    ports, requests, saves, restores, forks, snapshots, transfers, removal, disk, limits, network, probes,
 }
 
 #[test]

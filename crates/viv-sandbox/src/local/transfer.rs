@@ -3,8 +3,6 @@
 //! What is written or read lies in a file without a name, on the disk of the store: it goes with whoever holds it, so
 //! nothing is left by a process that is killed.
 
-use std::fs::{self, File, OpenOptions};
-use std::io;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 
@@ -21,16 +19,7 @@ impl LocalProvider {
     pub(super) async fn export_to_stream(&self, snapshot: &SnapshotId) -> Result<ByteReader> {
         self.require(Capability::Transfer)?;
         let snapshot = snapshot.clone();
-        let file = self
-            .blocking(move |this| {
-                let place = this.shared.store.new_place();
-                let written = this.shared.store.export_snapshot(&snapshot, &place).map_err(told);
-                let opened = written.and_then(|_| File::open(&place).map_err(store_failed));
-                // Its name is of no use any more, whatever came of it.
-                let _ = fs::remove_file(&place);
-                opened
-            })
-            .await?;
+        let file = self.blocking(move |this| this.shared.store.export_nameless(&snapshot).map_err(told)).await?;
         Ok(Box::new(tokio::fs::File::from_std(file)))
     }
 
@@ -45,7 +34,7 @@ impl LocalProvider {
         self.require(Capability::Transfer)?;
         let (checked, of) = (mutation.clone(), sandbox.clone());
         self.blocking(move |this| this.fence(&of)?.admit_any_generation(&checked)).await?;
-        let received = self.blocking(|this| this.nameless().map_err(store_failed)).await?;
+        let received = self.blocking(|this| this.shared.store.nameless().map_err(told)).await?;
         let kept = received.try_clone().map_err(store_failed)?;
         let mut to = tokio::fs::File::from_std(received);
         tokio::io::copy(&mut file, &mut to).await.map_err(store_failed)?;
@@ -64,14 +53,6 @@ impl LocalProvider {
             imported.map_err(|error| without_place(told(error), &from.display().to_string()))
         })
         .await
-    }
-
-    /// A file without a name, on the disk of the store.
-    fn nameless(&self) -> io::Result<File> {
-        let place = self.shared.store.new_place();
-        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&place)?;
-        fs::remove_file(&place)?;
-        Ok(file)
     }
 }
 

@@ -12,7 +12,7 @@
 //! userland: it is put above the one of the machine that reads it.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::Path;
 
@@ -92,6 +92,33 @@ impl Store {
     pub(crate) fn export_snapshot(&self, id: &SnapshotId, to: &Path) -> Result<Exported> {
         // Nobody collects a layer, or takes what is built here for left behind, before the file is written.
         let _lock = self.lock_shared().tried(|| "cannot lock the store".to_owned())?;
+        self.export_locked(id, to)
+    }
+
+    /// The same to a file without a name, which goes with whoever holds it.
+    pub(crate) fn export_nameless(&self, id: &SnapshotId) -> Result<File> {
+        let _lock = self.lock_shared().tried(|| "cannot lock the store".to_owned())?;
+        let place = self.new_place();
+        let written = self.export_locked(id, &place);
+        let opened =
+            written.and_then(|_| File::open(&place).tried(|| format!("cannot read what was exported of {id}")));
+        // Its name is of no use any more, whatever came of it.
+        let _ = fs::remove_file(&place);
+        opened
+    }
+
+    /// An empty file without a name, on the disk of the store.
+    pub(crate) fn nameless(&self) -> Result<File> {
+        let cannot = || "cannot make a file".to_owned();
+        // Nobody takes it for left behind before it has lost its name.
+        let _lock = self.lock_shared().tried(|| "cannot lock the store".to_owned())?;
+        let place = self.new_place();
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&place).tried(cannot)?;
+        fs::remove_file(&place).tried(cannot)?;
+        Ok(file)
+    }
+
+    fn export_locked(&self, id: &SnapshotId, to: &Path) -> Result<Exported> {
         let record = self.need_snapshot(id)?;
         let metas = self.need_layers(&record.of).tried(|| format!("cannot read the layers of {id}"))?;
         let cannot = || format!("cannot export {id}");
