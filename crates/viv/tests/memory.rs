@@ -23,14 +23,20 @@ const ROUNDS: u64 = 3;
 
 const LIFETIME: Duration = Duration::from_secs(600);
 
-/// The CRIU to test with.
+/// The CRIU to test with. What a kernel cannot do by CRIU's own words is passed over.
 fn criu() -> Option<PathBuf> {
     let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools/criu/bin/criu");
-    let found = std::env::var_os("VIV_CRIU").map(PathBuf::from).or(tools.exists().then_some(tools));
-    if found.is_none() {
+    let named = std::env::var_os("VIV_CRIU").filter(|named| !named.is_empty()).map(PathBuf::from);
+    let Some(found) = named.or(tools.exists().then_some(tools)) else {
         eprintln!("passed over: there is no CRIU; `scripts/prepare criu` fetches one");
+        return None;
+    };
+    let checked = std::process::Command::new(&found).arg("check").output().unwrap();
+    if !checked.status.success() {
+        eprintln!("passed over: {}", String::from_utf8_lossy(&checked.stderr));
+        return None;
     }
-    found
+    Some(found)
 }
 
 /// A ground whose CRIU does something else first when it is told about a sandbox.
