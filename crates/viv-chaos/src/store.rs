@@ -38,6 +38,8 @@ pub(crate) enum Recorded {
     Row { before: Option<Box<Snapshot>>, after: Option<Box<Snapshot>>, users: Vec<SandboxId> },
     /// A schedule; without it, it was taken away.
     Schedule { before: Option<Box<Schedule>>, after: Option<Box<Schedule>>, lines: Vec<NewLine> },
+    /// A token that nobody holds.
+    Token { token: FencingToken },
     /// A lease.
     Lease { lease: Lease, epoch: Epoch },
     /// A write of somebody who does not own the store.
@@ -331,6 +333,15 @@ impl Store for FaultyStore {
 
     async fn release(&self, epoch: Epoch, sandbox: &SandboxId, kind: LeaseKind, token: FencingToken) -> Result<()> {
         self.write("release", epoch, self.truth.release(epoch, sandbox, kind, token)).await
+    }
+
+    async fn draw_token(&self, epoch: Epoch) -> Result<FencingToken> {
+        let drawn = async {
+            let token = self.truth.draw_token(epoch).await?;
+            self.note(Recorded::Token { token });
+            Ok(token)
+        };
+        self.write("draw_token", epoch, drawn).await
     }
 
     async fn raise_token(&self, epoch: Epoch, seen: FencingToken) -> Result<()> {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use place::{EPOCH_MS, LONG, by, paused, persistent, place, place_with, request};
 use viv_chaos::Damage;
+use viv_core::exec::ExecSpec;
 use viv_core::lifecycle::{Actor, Cause, EntryKind, Finding, PhaseName, Sandbox, Status};
 use viv_core::spec::{Policy, Project, SandboxSpec};
 use viv_core::{EndCause, FencingToken, Generation, OperationId, SandboxId};
@@ -556,5 +557,43 @@ fn l21_who_waits_for_room_is_waited_for_by_a_drain() {
             assert!(!drained || listed.items.is_empty(), "{listed:?}");
         }
         assert!(drained);
+    });
+}
+
+/// Who has a handle and comes after the delete took a lease on what was gone, which nobody gave back (world 349).
+#[test]
+fn l20_who_comes_after_a_delete_takes_no_lease() {
+    paused(async {
+        let place = place().await;
+        let id = place.ready(600_000).await;
+        let handle = place.engine.work_in(&Project::default(), &Which::Id(id.clone()), None).await.unwrap();
+        place.delete(&id).await;
+        let made = handle.file_mkdir("/workspace/late").await;
+        assert!(matches!(made, Err(EngineError::Gone { .. })), "{made:?}");
+        let started = handle.execute(&handle.new_execution(), &ExecSpec::default()).await;
+        assert!(matches!(started, Err(EngineError::Gone { .. })), "{started:?}");
+        assert_eq!(place.store.leases(&id).await.unwrap(), []);
+    });
+}
+
+/// What is left of somebody who is over is removed under a token that is newer than all before, and nobody holds then.
+#[test]
+fn l20_an_orphan_of_what_is_over_is_collected_without_a_lease() {
+    paused(async {
+        let place = place().await;
+        let id = place.ready(600_000).await;
+        place.delete(&id).await;
+        // A late create that got past the fence, of somebody whose record is gone.
+        let other = SandboxId::from_bytes([7; 16]);
+        let operation = OperationId::from_bytes([9; 16]);
+        let mutation = Mutation { operation, generation: Generation::FIRST, token: FencingToken(1), budget_ms: 1_000 };
+        let spec = InstanceSpec::host(86_400_000);
+        place.provider.truth().create(&mutation, &other, &"sim".parse().unwrap(), &spec).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(3_600)).await;
+        let listed = place.provider.truth().list(&"sim".parse().unwrap(), PageRequest::default()).await.unwrap();
+        assert!(listed.items.is_empty(), "{listed:?}");
+        for gone in [&id, &other] {
+            assert_eq!(place.store.leases(gone).await.unwrap(), []);
+        }
     });
 }

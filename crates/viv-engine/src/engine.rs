@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 use viv_core::lifecycle::{Accepted, Event, Happened, Moment, Phase, PhaseName, Sandbox, Stepped, outstanding, step};
-use viv_core::{FencingToken, SandboxId};
+use viv_core::SandboxId;
 use viv_provider::{Capability, Provider};
-use viv_store::{Change, Epoch, Lease, LeaseKind, Quota, Store, StoreError};
+use viv_store::{Change, Epoch, Lease, Quota, Store, StoreError};
 
 use crate::breaker::{Breaker, BreakerStatus, Outside};
 use crate::clock::Clock;
@@ -25,18 +25,11 @@ use crate::reconcile::{Health, Reconcilers};
 use crate::schedule::Schedules;
 use crate::snapshot::Savers;
 use crate::timer::Timer;
+use crate::token::Removers;
 use crate::watch::Watches;
 
 /// How often a change is tried again because somebody else changed the record first.
 pub(crate) const RACES_MAX: usize = 64;
-
-/// A lease of ours lasts as long as we own the store; it is shown, and taken over with the store.
-const LEASE_MS: u64 = 10 * 365 * 24 * 3600 * 1000;
-
-/// How often a lease on what is gone is tried to be given back, and how long is waited between. The next daemon knows
-/// nothing of it.
-const LET_GO_TRIES: usize = 8;
-const LET_GO_PAUSE: Duration = Duration::from_millis(500);
 
 /// The hard deadline is the shim's; we look a moment later, in case its word was lost.
 const EXPIRY_SLACK_MS: u64 = 2_000;
@@ -85,6 +78,7 @@ pub(crate) struct Inner {
     /// How many were let in and have not written down yet what they want.
     pub(crate) entering: std::sync::atomic::AtomicUsize,
     pub(crate) savers: Savers,
+    pub(crate) removers: Removers,
     /// Who waits for a sandbox to change.
     waiting: Mutex<HashMap<SandboxId, Arc<Notify>>>,
     /// True once the daemon ends.
@@ -163,6 +157,7 @@ impl Engine {
                 draining_changes: tokio::sync::Mutex::default(),
                 entering: std::sync::atomic::AtomicUsize::default(),
                 savers: Savers::default(),
+                removers: Removers::default(),
                 waiting: Mutex::default(),
                 ending: watch::Sender::new(false),
             }),
@@ -456,55 +451,6 @@ impl Inner {
             waiting.retain(|_, bell| Arc::strong_count(bell) > 1);
         }
         waiting.entry(sandbox.clone()).or_default().clone()
-    }
-
-    /// The token under which this daemon changes things of a sandbox: that of its lifecycle lease (L15).
-    pub(crate) async fn token(&self, sandbox: &SandboxId) -> Result<FencingToken, EngineError> {
-        if let Some(token) = self.knowledge.token(sandbox) {
-            return Ok(token);
-        }
-        let (now_ms, holder) = (self.clock.now_ms(), &self.config.holder);
-        let lease = self.store.lease(self.epoch, sandbox, LeaseKind::Lifecycle, holder, now_ms, LEASE_MS).await?;
-        self.knowledge.set_token(sandbox, lease.token);
-        Ok(lease.token)
-    }
-
-    /// A provider has seen a greater token than ours, and we own the store: it was given by an owner whose records are
-    /// not here any more, as when they were restored from a backup. The next lease is above it (L15).
-    ///
-    /// Whoever owned the store before us has another epoch, and is refused by the store before it can get here.
-    pub(crate) async fn outrank(&self, sandbox: &SandboxId, highest: FencingToken) -> Result<(), EngineError> {
-        self.store.raise_token(self.epoch, highest).await?;
-        let held = self.store.leases(sandbox).await?;
-        for lease in held.into_iter().filter(|lease| lease.kind == LeaseKind::Lifecycle && lease.token <= highest) {
-            self.store.release(self.epoch, sandbox, LeaseKind::Lifecycle, lease.token).await?;
-        }
-        self.knowledge.forget_token(sandbox);
-        tracing::warn!(component = "engine", %sandbox, seen = highest.0, "a newer token was seen than was ever given here");
-        Ok(())
-    }
-
-    /// What nobody records, or is over, is held only while something of it is removed (L20).
-    pub(crate) async fn let_go(&self, sandbox: &SandboxId) {
-        for _ in 0..LET_GO_TRIES {
-            let released = async {
-                if self.store.get(sandbox).await?.is_some_and(|record| !record.is_over()) {
-                    return Ok(());
-                }
-                let held = self.store.leases(sandbox).await?;
-                for lease in held.into_iter().filter(|lease| lease.holder == self.config.holder) {
-                    self.store.release(self.epoch, sandbox, lease.kind, lease.token).await?;
-                }
-                Ok::<_, EngineError>(())
-            };
-            let Err(error) = released.await else { return };
-            self.heed(&error);
-            self.pause(LET_GO_PAUSE).await;
-            if self.is_ending() {
-                return;
-            }
-        }
-        tracing::warn!(component = "engine", %sandbox, "a lease on what is gone is left to the next daemon");
     }
 
     fn spawn_timer(self: &Arc<Self>) {

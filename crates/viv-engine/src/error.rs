@@ -204,6 +204,7 @@ impl From<StoreError> for EngineError {
                 hint: "a cursor is what the page before gave, unchanged".to_owned(),
             },
             StoreError::SnapshotInUse { snapshot, by } => Self::SnapshotInUse { snapshot, by },
+            StoreError::Over { sandbox } => Self::NotFound { which: sandbox.to_string() },
             StoreError::SnapshotMissing { snapshot } => Self::NoSnapshot { which: snapshot },
             StoreError::Conflict { .. }
             | StoreError::SnapshotConflict { .. }

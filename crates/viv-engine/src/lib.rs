@@ -54,6 +54,7 @@ mod schedule;
 mod serve;
 mod snapshot;
 mod timer;
+mod token;
 mod watch;
 
 pub use breaker::{BreakerKind, BreakerStatus};

@@ -60,6 +60,12 @@ pub enum StoreError {
         /// Which.
         snapshot: SnapshotId,
     },
+    /// A lease was to be taken on what is over, or was never recorded (L20).
+    #[error("{sandbox} is over")]
+    Over {
+        /// Which.
+        sandbox: SandboxId,
+    },
     /// Somebody else holds the lease.
     #[error("{} holds the lease", .0.holder)]
     Leased(Box<Lease>),

@@ -109,7 +109,8 @@ pub trait Store: Send + Sync {
     fn tail(&self) -> watch::Receiver<Cursor>;
 
     /// Takes or renews a lease. Who holds it renews it under the same token; one that expired, or was held under an
-    /// earlier epoch, is taken under a new token, greater than all before. Else `Leased`.
+    /// earlier epoch, is taken under a new token, greater than all before. Else `Leased`. On what is over, or has no
+    /// record, nobody holds anything: `Over`, which is looked at in the transaction in which it would be taken (L20).
     async fn lease(
         &self,
         epoch: Epoch,
@@ -122,6 +123,10 @@ pub trait Store: Send + Sync {
 
     /// Gives a lease back; one that somebody else has meanwhile is left alone.
     async fn release(&self, epoch: Epoch, sandbox: &SandboxId, kind: LeaseKind, token: FencingToken) -> Result<()>;
+
+    /// A token that is greater than all before, and that nobody holds: for who removes what is left of somebody that is
+    /// over, or was never recorded.
+    async fn draw_token(&self, epoch: Epoch) -> Result<FencingToken>;
 
     /// Makes all tokens that are given from now on greater than this one, which a provider has seen: an owner whose
     /// records are from a backup gave it, and it is not known here any more.

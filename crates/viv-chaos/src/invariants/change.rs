@@ -25,6 +25,7 @@ pub(crate) struct Changes {
     made_at_ms: BTreeMap<(SandboxId, Generation), u64>,
     leases: BTreeMap<(SandboxId, LeaseKind), (FencingToken, Epoch)>,
     token_max: Option<FencingToken>,
+    over: BTreeSet<SandboxId>,
     runs: BTreeMap<ScheduleId, BTreeSet<ExecutionId>>,
 }
 
@@ -49,6 +50,7 @@ impl Changes {
             Recorded::Sandbox { before: Some(before), after, lines, .. } => self.changed(before, after, lines),
             Recorded::Row { before, after, users } => row(before.as_deref(), after.as_deref(), users),
             Recorded::Schedule { before, after, lines } => self.schedule(before.as_deref(), after.as_deref(), lines),
+            Recorded::Token { token } => self.token(*token, "for nobody"),
             Recorded::Lease { lease, epoch } => self.lease(lease, *epoch),
             Recorded::Foreign { what } => Err(("owner-writes", format!("{what} by who does not own the store"))),
         }
@@ -56,6 +58,9 @@ impl Changes {
 
     fn changed(&mut self, before: &Sandbox, after: &Sandbox, lines: &[NewLine]) -> Found {
         let step = Step { before, after, lines, from: before.phase.name(), to: after.phase.name() };
+        if after.is_over() {
+            self.over.insert(after.id.clone());
+        }
         if step.moved() && after.cause.cause == Cause::Made {
             self.made_at_ms.insert((after.id.clone(), after.generation), after.cause.at_ms);
         }
@@ -96,13 +101,20 @@ impl Changes {
     }
 
     fn lease(&mut self, lease: &Lease, epoch: Epoch) -> Found {
+        holds("leases-of-the-living", !self.over.contains(&lease.sandbox), || format!("{lease:?}"))?;
         let key = (lease.sandbox.clone(), lease.kind);
         let last = self.leases.insert(key, (lease.token, epoch));
-        let renewed = last == Some((lease.token, epoch));
-        holds("tokens-grow", renewed || Some(lease.token) > self.token_max, || {
-            format!("{lease:?} was given, and {:?} before it", self.token_max)
+        if last == Some((lease.token, epoch)) {
+            return Ok(());
+        }
+        self.token(lease.token, &format!("{lease:?}"))
+    }
+
+    fn token(&mut self, token: FencingToken, whose: &str) -> Found {
+        holds("tokens-grow", Some(token) > self.token_max, || {
+            format!("{token:?} was given, and {:?} before it: {whose}", self.token_max)
         })?;
-        self.token_max = self.token_max.max(Some(lease.token));
+        self.token_max = self.token_max.max(Some(token));
         Ok(())
     }
 

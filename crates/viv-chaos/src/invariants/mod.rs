@@ -93,7 +93,8 @@ invariants! {
     "policy-stays" "L16" Change "policy, spec (but for limits), name, project and labels survive every verb";
     "goes-back-where-asked" "L11" Change "what goes back begins with the snapshot that was asked for";
     "what-is-over-holds-nothing" "L20" Change "what is stopped has no entry, no deadline and nothing that keeps it awake";
-    "tokens-grow" "L15" Change "a lease is renewed under its token, or taken under one greater than all before";
+    "tokens-grow" "L15" Change "a lease is renewed under its token, or taken under one greater than all before; so is a token that nobody holds";
+    "leases-of-the-living" "L20" Change "nobody takes a lease on what is stopped";
     "owner-writes" "J8" Change "only who owns the store writes to it";
     "in-use-stays" "L11" Change "a snapshot that somebody begins with is not removed";
     "snapshots-go-one-way" "L11" Change "a row goes from saving to ready to removing, and its version grows by one";

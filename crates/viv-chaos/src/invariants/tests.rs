@@ -261,6 +261,10 @@ fn broken() -> Vec<(&'static str, Vec<Recorded>)> {
             })],
         ),
         ("tokens-grow", vec![lease(5), lease(4)]),
+        (
+            "leases-of-the-living",
+            vec![by_engine(stopping(), Cause::UserStop, |next| next.phase = Phase::Stopped), lease(5)],
+        ),
         ("owner-writes", vec![Recorded::Foreign { what: "commit" }]),
         (
             "in-use-stays",

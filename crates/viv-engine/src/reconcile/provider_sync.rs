@@ -178,14 +178,15 @@ async fn collect(inner: &Arc<Inner>, unknown: &BTreeSet<InstanceRef>, report: &m
 
 async fn destroy(inner: &Arc<Inner>, instance: &InstanceRef) -> Result<(), EngineError> {
     let budget = inner.config.budgets.clear;
+    let hold = inner.hold(&instance.sandbox).await?;
     let mutation = Mutation {
         operation: OperationId::from_bytes((inner.draw)()),
         generation: instance.generation,
-        token: inner.token(&instance.sandbox).await?,
+        token: hold.token(),
         budget_ms: budget.as_millis() as u64,
     };
     let destroyed = inner.call(&instance.sandbox, budget, inner.provider.destroy(&mutation, &instance.sandbox)).await;
-    inner.let_go(&instance.sandbox).await;
+    drop(hold);
     destroyed.map_err(EngineError::Provider)
 }
 

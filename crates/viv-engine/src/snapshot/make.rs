@@ -177,7 +177,8 @@ impl Inner {
             if gone(&record) {
                 return self.give_up_snapshot(&row, "its sandbox was deleted").await;
             }
-            let mutation = self.snapshot_mutation(&row).await?;
+            let hold = self.hold(&row.fence()).await?;
+            let mutation = self.snapshot_mutation(&row, &hold);
             self.reached("snapshot.before");
             let saved = self.provider.save(&mutation, sandbox, &request);
             let why = match self.call(sandbox, self.config.budgets.save, saved).await {
@@ -281,11 +282,12 @@ impl Inner {
 
     /// Nothing came of it: what the provider may have of it is removed, and then the row.
     pub(super) async fn give_up_snapshot(self: &Arc<Self>, row: &Snapshot, why: &str) -> Result<(), EngineError> {
-        let mutation = self.snapshot_mutation(row).await?;
         let sandbox = row.fence();
+        let hold = self.hold(&sandbox).await?;
+        let mutation = self.snapshot_mutation(row, &hold);
         let removed = self.provider.remove_snapshot(&mutation, &sandbox, &row.id);
         let removed = self.call(&sandbox, self.config.budgets.call, removed).await;
-        self.let_go(&sandbox).await;
+        drop(hold);
         // What fails here leaves the row, which is looked at again.
         removed.map_err(EngineError::Provider)?;
         let lines = vec![line(row, "snapshot.failed", &row.by, self.clock.now_ms(), Some(why))];

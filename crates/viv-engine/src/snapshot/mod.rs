@@ -35,6 +35,7 @@ pub use make::{NewSnapshot, SnapshotMade};
 
 use crate::engine::{Inner, RACES_MAX};
 use crate::error::EngineError;
+use crate::token::Hold;
 
 /// How many rows are read at a time.
 const PAGE: usize = 500;
@@ -178,13 +179,13 @@ impl Inner {
     }
 
     /// What goes with a change of a snapshot, which belongs to no generation.
-    pub(crate) async fn snapshot_mutation(&self, row: &Snapshot) -> Result<Mutation, EngineError> {
-        Ok(Mutation {
+    pub(crate) fn snapshot_mutation(&self, row: &Snapshot, hold: &Hold) -> Mutation {
+        Mutation {
             operation: row.operation(),
             generation: row.generation,
-            token: self.token(&row.fence()).await?,
+            token: hold.token(),
             budget_ms: u64::try_from(self.config.budgets.save.as_millis()).unwrap_or(u64::MAX),
-        })
+        }
     }
 
     /// The row of a snapshot of this project.

@@ -50,11 +50,12 @@ impl Inner {
 
     /// Nobody begins with it any more: it is removed at the provider, and then its row.
     pub(super) async fn finish_removal(self: &Arc<Self>, row: &Snapshot) -> Result<(), EngineError> {
-        let mutation = self.snapshot_mutation(row).await?;
         let sandbox = row.fence();
+        let hold = self.hold(&sandbox).await?;
+        let mutation = self.snapshot_mutation(row, &hold);
         let removed = self.provider.remove_snapshot(&mutation, &sandbox, &row.id);
         let removed = self.call(&sandbox, self.config.budgets.call, removed).await;
-        self.let_go(&sandbox).await;
+        drop(hold);
         match removed {
             Ok(()) | Err(ProviderError::NotFound { .. }) => {
                 let lines = vec![line(row, "snapshot.removed", &row.by, self.clock.now_ms(), None)];
@@ -90,7 +91,7 @@ impl Inner {
         if !record.is_over() {
             return;
         }
-        for id in [&record.origin, &record.saved, &record.sealed].into_iter().flatten() {
+        for id in [&record.origin, &record.saved, &record.sealed, &record.rollback].into_iter().flatten() {
             // What cannot be read now is looked at on a period.
             if let Ok(Some(Snapshot { sandbox: Some(sandbox), .. })) = self.store.snapshot(id).await {
                 self.reconcilers.tidy_snapshots_of(&sandbox);
@@ -140,15 +141,16 @@ impl Inner {
         sandbox: &SandboxId,
         snapshot: &viv_provider::Snapshot,
     ) -> Result<(), EngineError> {
+        let hold = self.hold(sandbox).await?;
         let mutation = Mutation {
             operation: OperationId::from_bytes((self.draw)()),
             generation: snapshot.source.generation,
-            token: self.token(sandbox).await?,
+            token: hold.token(),
             budget_ms: u64::try_from(self.config.budgets.call.as_millis()).unwrap_or(u64::MAX),
         };
         let removed = self.provider.remove_snapshot(&mutation, sandbox, &snapshot.id);
         let removed = self.call(sandbox, self.config.budgets.call, removed).await;
-        self.let_go(sandbox).await;
+        drop(hold);
         match removed {
             Ok(()) | Err(ProviderError::Conflict { .. }) => Ok(()),
             Err(error) => Err(EngineError::Provider(error)),

@@ -57,16 +57,15 @@ impl Engine {
         let importing = Importing { engine: self.clone(), id: Some(row.id.clone()) };
         inner.store.put_snapshot(inner.epoch, row.clone(), asked).await?;
         let imported = self.read_in(&row, file).await;
-        // It has a fence of its own, which nobody needs any more, whatever came of it.
-        inner.let_go(&row.fence()).await;
         importing.over();
         imported
     }
 
     async fn read_in(&self, row: &Snapshot, file: ByteReader) -> Result<Snapshot, EngineError> {
         let inner = &self.inner;
-        let mutation = inner.snapshot_mutation(row).await?;
         let (owner, fence) = (&inner.config.owner, row.fence());
+        let hold = inner.hold(&fence).await?;
+        let mutation = inner.snapshot_mutation(row, &hold);
         let saved = match inner.provider.import_snapshot(&mutation, &fence, owner, &row.id, file).await {
             Ok(saved) => saved,
             Err(error) => {

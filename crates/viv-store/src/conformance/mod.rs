@@ -130,6 +130,8 @@ macro_rules! __store_cases {
                 l15_a_new_owner_takes_them_anew,
                 incident_35_go_in_the_transaction_that_ends_their_sandbox,
                 l15_tokens_are_raised_above_what_was_seen,
+                l20_are_taken_only_on_what_is_not_over,
+                l15_a_token_that_nobody_holds_is_greater_than_all_before,
             }
             ownership {
                 j8_the_owner_is_told,

@@ -49,6 +49,7 @@ async fn writes(store: &dyn Store, epoch: Epoch, sandbox: &Sandbox, token: Fenci
         ("append", refused(store.append(epoch, vec![note(1, "late")]).await.map(drop))),
         ("append nothing", refused(store.append(epoch, Vec::new()).await.map(drop))),
         ("lease", refused(store.lease(epoch, id, LeaseKind::Start, "late", 1, 1).await.map(drop))),
+        ("draw_token", refused(store.draw_token(epoch).await.map(drop))),
         ("release", refused(store.release(epoch, id, LeaseKind::Lifecycle, token).await)),
         ("touch", refused(store.touch(epoch, id, 99_999).await)),
         ("put_key", refused(store.put_key(epoch, key("key_late", 1), note(1, "late")).await)),

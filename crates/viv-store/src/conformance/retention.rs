@@ -94,7 +94,11 @@ pub(super) async fn j9_is_done_in_pieces(lab: &Lab) {
 }
 
 pub(super) async fn j9_old_leases_are_forgotten(lab: &Lab) {
-    let (old, new) = (lab.id(), lab.id());
+    // Made later than what is forgotten, so that their lines are not in the way.
+    let (old, new) = (lab.new_sandbox(9_000), lab.new_sandbox(9_000));
+    lab.put(&old).await;
+    lab.put(&new).await;
+    let (old, new) = (old.id, new.id);
     lab.store.lease(lab.epoch, &old, LeaseKind::Start, "a", 1, 1).await.unwrap();
     let lease = lab.store.lease(lab.epoch, &new, LeaseKind::Start, "a", 1, 1_000).await.unwrap();
     assert_eq!(retain(lab, 500).await, 1);

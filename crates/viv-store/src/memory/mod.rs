@@ -271,6 +271,10 @@ impl Store for MemoryStore {
         })
     }
 
+    async fn draw_token(&self, epoch: Epoch) -> Result<FencingToken> {
+        self.write("draw_token", epoch, |state| Ok(state.draw_token()))
+    }
+
     async fn raise_token(&self, epoch: Epoch, seen: FencingToken) -> Result<()> {
         self.write("raise_token", epoch, |state| {
             state.token = state.token.max(seen.0);

@@ -93,6 +93,9 @@ impl State {
         now_ms: u64,
         ttl_ms: u64,
     ) -> Result<Lease> {
+        if self.sandboxes.get(sandbox).is_none_or(Sandbox::is_over) {
+            return Err(StoreError::Over { sandbox: sandbox.clone() });
+        }
         let place = (sandbox.clone(), kind);
         let expires_at_ms = now_ms.saturating_add(ttl_ms);
         let current = self.epoch;
@@ -104,17 +107,21 @@ impl State {
             held.lease.expires_at_ms = expires_at_ms;
             return Ok(held.lease.clone());
         }
-        self.token += 1;
         let lease = Lease {
             sandbox: sandbox.clone(),
             kind,
             holder: holder.to_owned(),
             since_ms: now_ms,
             expires_at_ms,
-            token: FencingToken(self.token),
+            token: self.draw_token(),
         };
         self.leases.insert(place, Held { lease: lease.clone(), epoch: current });
         Ok(lease)
+    }
+
+    pub(super) fn draw_token(&mut self) -> FencingToken {
+        self.token += 1;
+        FencingToken(self.token)
     }
 
     pub(super) fn release(&mut self, sandbox: &SandboxId, kind: LeaseKind, token: FencingToken) {

@@ -313,6 +313,11 @@ impl Store for SqliteStore {
         self.write(epoch, move |db| write::release(db, &sandbox, kind, token)).await
     }
 
+    async fn draw_token(&self, epoch: Epoch) -> Result<FencingToken> {
+        // What is removed makes room.
+        self.write_with(Urgency::Ends, epoch, write::draw_token).await
+    }
+
     async fn raise_token(&self, epoch: Epoch, seen: FencingToken) -> Result<()> {
         self.write(epoch, move |db| write::raise_token(db, seen)).await
     }

@@ -205,17 +205,17 @@ pub(super) fn append(db: &Connection, lines: &[NewLine]) -> Result<Cursor> {
 
 /// Takes or renews what is wanted; its token is given here.
 pub(super) fn lease(db: &Connection, epoch: Epoch, wanted: &Lease) -> Result<Lease> {
+    let living = "SELECT 1 FROM sandboxes WHERE id = ?1 AND phase <> 'stopped'";
+    if !db.prepare_cached(living)?.exists([wanted.sandbox.as_str()])? {
+        return Err(StoreError::Over { sandbox: wanted.sandbox.clone() });
+    }
     let held = "SELECT lease FROM leases WHERE sandbox = ?1 AND kind = ?2 AND epoch = ?3 AND expires_at > ?4";
     let place = params![wanted.sandbox.as_str(), wanted.kind.as_str(), int(epoch.0), int(wanted.since_ms)];
     let held: Option<String> = db.prepare_cached(held)?.query_row(place, |row| row.get(0)).optional()?;
     let lease = match held.map(|held| read::parse::<Lease>("a lease", &held)).transpose()? {
         Some(held) if held.holder != wanted.holder => return Err(StoreError::Leased(Box::new(held))),
         Some(held) => Lease { expires_at_ms: wanted.expires_at_ms, ..held },
-        None => {
-            let next = "UPDATE ownership SET token = token + 1 RETURNING token";
-            let token: u64 = db.prepare_cached(next)?.query_row([], |row| row.get(0))?;
-            Lease { token: FencingToken(token), ..wanted.clone() }
-        }
+        None => Lease { token: draw_token(db)?, ..wanted.clone() },
     };
     db.prepare_cached("INSERT OR REPLACE INTO leases VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?.execute(params![
         lease.sandbox.as_str(),
@@ -226,6 +226,11 @@ pub(super) fn lease(db: &Connection, epoch: Epoch, wanted: &Lease) -> Result<Lea
         json(&lease)?,
     ])?;
     Ok(lease)
+}
+
+pub(super) fn draw_token(db: &Connection) -> Result<FencingToken> {
+    let next = "UPDATE ownership SET token = token + 1 RETURNING token";
+    Ok(FencingToken(db.prepare_cached(next)?.query_row([], |row| row.get(0))?))
 }
 
 pub(super) fn raise_token(db: &Connection, seen: FencingToken) -> Result<()> {
