@@ -1,5 +1,5 @@
 # Two targets for everybody: `make up` and `make test`. `make help` lists the rest.
-.PHONY: help up down simulate conformance explore test prepare build fmt lint deny unit quota cgroups kernels guest-tests bench soak clean
+.PHONY: help up down model simulate conformance explore test prepare build fmt lint deny unit quota cgroups kernels guest-tests bench soak clean
 
 CARGO ?= cargo
 TOOLS := $(CURDIR)/.tools
@@ -84,6 +84,9 @@ explore: ## properties with many other cases: CASES=20000 make explore
 
 simulate: ## simulated worlds by their seeds, and one line at the end: SEEDS=0..5000 make simulate
 	$(CARGO) run --release --package viv-chaos --example simulate --locked -- $${SEEDS:-0..5000}
+
+model: ## every order in which two and three replicas can act, further than `make test` goes (a minute)
+	VIV_MODEL_WIDE=1 $(CARGO) nextest run --locked --package viv-chaos --test replicas --no-capture
 
 clean: ## remove what was built
 	$(CARGO) clean

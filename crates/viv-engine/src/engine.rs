@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
-use viv_core::lifecycle::{Accepted, Event, Happened, Moment, Phase, PhaseName, Sandbox, Stepped, outstanding, step};
 use viv_core::SandboxId;
+use viv_core::lifecycle::{Accepted, Event, Happened, Moment, Phase, PhaseName, Sandbox, Stepped, outstanding, step};
 use viv_provider::{Capability, Provider};
 use viv_store::{Change, Epoch, Lease, Quota, Store, StoreError};
 

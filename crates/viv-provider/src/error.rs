@@ -1,5 +1,6 @@
 //! What can go wrong at a provider: a closed list.
 
+use viv_core::fence::Late;
 use viv_core::spec::Invalid;
 use viv_core::{FencingToken, Generation, IdError};
 
@@ -134,6 +135,16 @@ impl ProviderError {
 impl From<IdError> for ProviderError {
     fn from(error: IdError) -> Self {
         Self::Invalid { what: error.to_string(), hint: "ids look like sbx_01h…, letters and digits only".to_owned() }
+    }
+}
+
+impl From<Late> for ProviderError {
+    fn from(late: Late) -> Self {
+        match late {
+            Late::Fenced { presented, highest } => Self::Fenced { presented, highest },
+            Late::Stale { asked, current } => Self::StaleGeneration { asked, current },
+            Late::Absent => Self::Absent,
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use viv_core::fence::{self, Intent, Standing};
 use viv_core::{FencingToken, Generation, SandboxId};
 use viv_provider::{Ended, Mutation, ProviderError};
 
@@ -33,6 +34,13 @@ pub(crate) struct Fence {
     pub(crate) generation: Generation,
     /// How the instance of `generation` ended, once it was destroyed. It is never made again.
     pub(crate) tombstone: Option<Ended>,
+}
+
+impl Fence {
+    fn rule(&self) -> fence::Fence {
+        let standing = if self.tombstone.is_some() { Standing::Buried } else { Standing::Made };
+        fence::Fence { token: self.token, last: Some((self.generation, standing)) }
+    }
 }
 
 /// All fences of a data folder.
@@ -93,44 +101,32 @@ impl LockedFence {
         self.fence.as_ref()
     }
 
+    /// The fence as the rule has it.
+    fn rule(&self) -> Option<fence::Fence> {
+        self.fence.as_ref().map(Fence::rule)
+    }
+
+    fn check(&self, intent: Intent, mutation: &Mutation) -> Result<(), ProviderError> {
+        Ok(fence::admit(self.rule().as_ref(), intent, mutation.generation, mutation.token)?)
+    }
+
     /// Admits a change of the current instance, raising the token.
     pub(crate) fn admit(&mut self, mutation: &Mutation) -> Result<Raised, ProviderError> {
-        let Some(fence) = &self.fence else {
-            return Err(ProviderError::Absent);
-        };
-        check_token(fence, mutation)?;
-        if mutation.generation != fence.generation {
-            return Err(ProviderError::StaleGeneration { asked: mutation.generation, current: fence.generation });
-        }
-        if fence.tombstone.is_some() {
-            return Err(ProviderError::Absent);
-        }
-        let raised = if mutation.token > fence.token { Raised::Yes } else { Raised::No };
+        self.check(Intent::Change, mutation)?;
+        let is_newer = self.fence.as_ref().is_some_and(|fence| mutation.token > fence.token);
         self.raise(mutation)?;
-        Ok(raised)
+        Ok(if is_newer { Raised::Yes } else { Raised::No })
     }
 
     /// Admits making the generation that the mutation names. Older ones and
     /// one that was destroyed are refused.
     pub(crate) fn admit_create(&mut self, mutation: &Mutation) -> Result<(), ProviderError> {
-        if let Some(fence) = &self.fence {
-            check_token(fence, mutation)?;
-            let gone = fence.tombstone.is_some() && mutation.generation == fence.generation;
-            if gone || mutation.generation < fence.generation {
-                return Err(ProviderError::StaleGeneration { asked: mutation.generation, current: fence.generation });
-            }
-        }
-        Ok(())
+        self.check(Intent::Make, mutation)
     }
 
     /// Admits ending the generation that the mutation names.
     pub(crate) fn admit_destroy(&mut self, mutation: &Mutation) -> Result<(), ProviderError> {
-        if let Some(fence) = &self.fence {
-            check_token(fence, mutation)?;
-            if mutation.generation < fence.generation {
-                return Err(ProviderError::StaleGeneration { asked: mutation.generation, current: fence.generation });
-            }
-        }
+        self.check(Intent::End, mutation)?;
         self.raise(mutation)
     }
 
@@ -150,8 +146,8 @@ impl LockedFence {
 
     /// Admits a change of what outlives instances, raising the token.
     pub(crate) fn admit_any_generation(&mut self, mutation: &Mutation) -> Result<(), ProviderError> {
-        if let Some(fence) = &self.fence {
-            check_token(fence, mutation)?;
+        if let Some(fence) = self.rule() {
+            fence::admit_token(&fence, mutation.token)?;
         }
         self.raise(mutation)
     }
@@ -163,16 +159,16 @@ impl LockedFence {
 
     /// Remembers that the mutation's generation is gone for ever. What is buried stays as it was.
     pub(crate) fn bury(&mut self, mutation: &Mutation, ended: Ended) -> Result<(), ProviderError> {
-        let generation = mutation.generation;
-        match &self.fence {
-            Some(fence) if generation < fence.generation => Ok(()),
-            Some(fence) if generation == fence.generation && fence.tombstone.is_some() => Ok(()),
-            // The token may have been raised while this generation was on its way out.
-            Some(fence) => {
-                let token = fence.token.max(mutation.token);
-                self.store(Fence { token, generation, tombstone: Some(ended) })
+        let before = self.rule();
+        if before.and_then(|before| before.last) == Some((mutation.generation, Standing::Buried)) {
+            return Ok(());
+        }
+        let after = fence::Fence::buried(before.as_ref(), mutation.generation, mutation.token);
+        match after.last {
+            Some((generation, Standing::Buried)) if before != Some(after) => {
+                self.store(Fence { token: after.token, generation, tombstone: Some(ended) })
             }
-            None => self.store(Fence { token: mutation.token, generation, tombstone: Some(ended) }),
+            Some(_) | None => Ok(()),
         }
     }
 
@@ -195,13 +191,6 @@ impl LockedFence {
         }
         Ok(())
     }
-}
-
-fn check_token(fence: &Fence, mutation: &Mutation) -> Result<(), ProviderError> {
-    if mutation.token < fence.token {
-        return Err(ProviderError::Fenced { presented: mutation.token, highest: fence.token });
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -32,5 +32,6 @@ pub use record::{
     ApiKey, Change, Idempotency, KeyScope, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Quota, Remembered,
     ScheduleListing, ScheduleQuery, SnapshotListing, SnapshotQuery, Sums, SumsMax, Weights,
 };
+pub use rules::{Grant, grant};
 pub use sqlite::SqliteStore;
 pub use store::{Epoch, Store};

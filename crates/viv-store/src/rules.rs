@@ -9,7 +9,8 @@ use viv_core::snapshot::Snapshot;
 use viv_core::spec::{Policy, SandboxSpec};
 
 use crate::error::StoreError;
-use crate::record::{Quota, ScheduleListing, ScheduleQuery, Sums, Weights};
+use crate::record::{Lease, Quota, ScheduleListing, ScheduleQuery, Sums, Weights};
+use crate::store::Epoch;
 
 /// What is left of a sandbox that is over, in the end (J9): a record without what nobody asks about any more: id, name, cause and times stay, and what a late caller is
 /// compared with (version, generation).
@@ -107,6 +108,26 @@ impl Sums {
 
     fn parts(self) -> [u64; 4] {
         [self.cpu_millis, self.memory_bytes, self.disk_bytes, self.processes]
+    }
+}
+
+/// What becomes of the wish for a lease (L15).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Grant {
+    /// Its holder goes on under the same token.
+    Renewed(Lease),
+    /// It is taken, under a token greater than all before.
+    Anew,
+}
+
+/// Whether a lease is granted. `held` is what stands in its place, with the ownership that it was taken under: who holds
+/// it renews it, one that expired or is of an earlier owner is taken anew, and else it is `Leased`.
+pub fn grant(held: Option<(&Lease, Epoch)>, epoch: Epoch, wanted: &Lease) -> Result<Grant, StoreError> {
+    let now_ms = wanted.since_ms;
+    match held.filter(|(held, taken_under)| *taken_under == epoch && now_ms < held.expires_at_ms) {
+        None => Ok(Grant::Anew),
+        Some((held, _)) if held.holder != wanted.holder => Err(StoreError::Leased(Box::new(held.clone()))),
+        Some((held, _)) => Ok(Grant::Renewed(Lease { expires_at_ms: wanted.expires_at_ms, ..held.clone() })),
     }
 }
 

@@ -1,30 +1,15 @@
 //! Who may still change a sandbox (L15): one record for each, which outlives its instances.
 //!
-//! ```text
-//!   (none) ──make──► Lives(g) ──bury──► Gone(g) ──make──► Lives(g' > g)
-//!      └───────────bury (never was)───────▲
-//! ```
-//!
-//! Every mutation of an instance passes [`Fences::admit`], and every other one
+//! The rule is [`viv_core::fence`]'s. Every mutation of an instance passes [`Fences::admit`], and every other one
 //! [`Fences::admit_token`]; nothing else compares tokens or generations.
 
 use std::collections::BTreeMap;
 
+use viv_core::fence::{self, Intent};
 use viv_core::{FencingToken, Generation, OperationId, SandboxId};
 
 use crate::error::ProviderError;
 use crate::instance::{Ended, InstanceRef, Mutation};
-
-/// What a mutation is about to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Intent {
-    /// Make an instance of the mutation's generation.
-    Make,
-    /// End it and make sure that it is never made again.
-    End,
-    /// Change the one that is there.
-    Change,
-}
 
 /// What is to be done about an admitted mutation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +37,16 @@ struct Fence {
     last: Option<(Generation, Standing)>,
 }
 
+impl Fence {
+    fn rule(&self) -> fence::Fence {
+        let last = self.last.as_ref().map(|(generation, standing)| match standing {
+            Standing::Lives { .. } => (*generation, fence::Standing::Made),
+            Standing::Gone(_) => (*generation, fence::Standing::Buried),
+        });
+        fence::Fence { token: self.highest, last }
+    }
+}
+
 /// All fences.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Fences {
@@ -66,13 +61,14 @@ impl Fences {
         mutation: &Mutation,
         intent: Intent,
     ) -> Result<Admission, ProviderError> {
-        match &self.raised(sandbox, mutation.token)?.last {
-            None => match intent {
-                Intent::Make | Intent::End => Ok(Admission::Work),
-                Intent::Change => Err(ProviderError::Absent),
-            },
+        let fence = self.raised(sandbox, mutation.token)?;
+        fence::admit(Some(&fence.rule()), intent, mutation.generation, mutation.token)?;
+        match &fence.last {
             Some((current, Standing::Lives { made_by })) => admit_living(*current, made_by, mutation, intent),
-            Some((current, Standing::Gone(_))) => admit_gone(*current, mutation, intent),
+            Some((current, Standing::Gone(_))) if intent == Intent::End && mutation.generation == *current => {
+                Ok(Admission::Done)
+            }
+            None | Some((_, Standing::Gone(_))) => Ok(Admission::Work),
         }
     }
 
@@ -84,9 +80,7 @@ impl Fences {
     /// The fence, with a token that is no older than the highest as its highest.
     fn raised(&mut self, sandbox: &SandboxId, token: FencingToken) -> Result<&Fence, ProviderError> {
         let fence = self.by_sandbox.entry(sandbox.clone()).or_insert(Fence { highest: token, last: None });
-        if token < fence.highest {
-            return Err(ProviderError::Fenced { presented: token, highest: fence.highest });
-        }
+        fence::admit_token(&fence.rule(), token)?;
         fence.highest = token;
         Ok(fence)
     }
@@ -134,25 +128,12 @@ fn admit_living(
     mutation: &Mutation,
     intent: Intent,
 ) -> Result<Admission, ProviderError> {
-    let stale = ProviderError::StaleGeneration { asked: mutation.generation, current };
     match intent {
-        Intent::Make if mutation.generation < current => Err(stale),
         Intent::Make if mutation.generation == current && mutation.operation == *made_by => Ok(Admission::Done),
         Intent::Make => {
             Err(ProviderError::Conflict { what: format!("generation {current} is there; destroy it first") })
         }
         Intent::End | Intent::Change if mutation.generation == current => Ok(Admission::Work),
-        Intent::End | Intent::Change => Err(stale),
-    }
-}
-
-/// The last generation was destroyed.
-fn admit_gone(current: Generation, mutation: &Mutation, intent: Intent) -> Result<Admission, ProviderError> {
-    let stale = ProviderError::StaleGeneration { asked: mutation.generation, current };
-    match intent {
-        Intent::Make | Intent::End if mutation.generation > current => Ok(Admission::Work),
-        Intent::End if mutation.generation == current => Ok(Admission::Done),
-        Intent::Change if mutation.generation == current => Err(ProviderError::Absent),
-        Intent::Make | Intent::End | Intent::Change => Err(stale),
+        Intent::End | Intent::Change => Err(ProviderError::StaleGeneration { asked: mutation.generation, current }),
     }
 }

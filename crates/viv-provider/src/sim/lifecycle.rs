@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use viv_core::fence::Intent;
 use viv_core::{EndCause, OwnerMark, SandboxId, SnapshotId};
 
 use super::execution::Execution;
-use super::fence::{Admission, Intent};
+use super::fence::Admission;
 use super::instance::Instance;
 use super::state::State;
 use super::tree::{Node, Tree};

@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use viv_core::fence::Intent;
 use viv_core::{ExecutionId, SandboxId, SnapshotId};
 
-use super::fence::{Admission, Fences, Intent};
+use super::fence::{Admission, Fences};
 use super::instance::{Instance, Kept};
 use super::snapshot::Saved;
 use crate::capability::{Capabilities, Capability};

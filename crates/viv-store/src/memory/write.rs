@@ -7,7 +7,7 @@ use super::{Held, Result, State};
 use crate::error::StoreError;
 use crate::journal::{Cursor, NewLine};
 use crate::record::{Change, Idempotency, Lease, LeaseKind, Owner, Quota, Remembered};
-use crate::rules::{expected_version, is_living, may_live, shrunk};
+use crate::rules::{Grant, expected_version, grant, is_living, may_live, shrunk};
 use crate::store::Epoch;
 
 impl State {
@@ -97,25 +97,21 @@ impl State {
             return Err(StoreError::Over { sandbox: sandbox.clone() });
         }
         let place = (sandbox.clone(), kind);
-        let expires_at_ms = now_ms.saturating_add(ttl_ms);
-        let current = self.epoch;
-        let held = self.leases.get_mut(&place);
-        if let Some(held) = held.filter(|held| held.epoch == current && now_ms < held.lease.expires_at_ms) {
-            if held.lease.holder != holder {
-                return Err(StoreError::Leased(Box::new(held.lease.clone())));
-            }
-            held.lease.expires_at_ms = expires_at_ms;
-            return Ok(held.lease.clone());
-        }
-        let lease = Lease {
+        let wanted = Lease {
             sandbox: sandbox.clone(),
             kind,
             holder: holder.to_owned(),
             since_ms: now_ms,
-            expires_at_ms,
-            token: self.draw_token(),
+            expires_at_ms: now_ms.saturating_add(ttl_ms),
+            token: FencingToken(0),
         };
-        self.leases.insert(place, Held { lease: lease.clone(), epoch: current });
+        let epoch = self.epoch;
+        let held = self.leases.get(&place).map(|held| (&held.lease, Epoch(held.epoch)));
+        let lease = match grant(held, Epoch(epoch), &wanted)? {
+            Grant::Renewed(lease) => lease,
+            Grant::Anew => Lease { token: self.draw_token(), ..wanted },
+        };
+        self.leases.insert(place, Held { lease: lease.clone(), epoch });
         Ok(lease)
     }
 

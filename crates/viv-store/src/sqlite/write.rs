@@ -10,7 +10,7 @@ use super::{Result, read};
 use crate::error::StoreError;
 use crate::journal::{Cursor, NewLine};
 use crate::record::{ApiKey, Change, Idempotency, Lease, LeaseKind, Owner, Quota};
-use crate::rules::{expected_version, is_living, may_live, shrunk};
+use crate::rules::{Grant, expected_version, grant, is_living, may_live, shrunk};
 use crate::store::Epoch;
 
 /// As the file holds it. Nothing that is counted here comes near to the limit.
@@ -209,13 +209,16 @@ pub(super) fn lease(db: &Connection, epoch: Epoch, wanted: &Lease) -> Result<Lea
     if !db.prepare_cached(living)?.exists([wanted.sandbox.as_str()])? {
         return Err(StoreError::Over { sandbox: wanted.sandbox.clone() });
     }
-    let held = "SELECT lease FROM leases WHERE sandbox = ?1 AND kind = ?2 AND epoch = ?3 AND expires_at > ?4";
-    let place = params![wanted.sandbox.as_str(), wanted.kind.as_str(), int(epoch.0), int(wanted.since_ms)];
-    let held: Option<String> = db.prepare_cached(held)?.query_row(place, |row| row.get(0)).optional()?;
-    let lease = match held.map(|held| read::parse::<Lease>("a lease", &held)).transpose()? {
-        Some(held) if held.holder != wanted.holder => return Err(StoreError::Leased(Box::new(held))),
-        Some(held) => Lease { expires_at_ms: wanted.expires_at_ms, ..held },
-        None => Lease { token: draw_token(db)?, ..wanted.clone() },
+    let held = "SELECT lease, epoch FROM leases WHERE sandbox = ?1 AND kind = ?2";
+    let place = params![wanted.sandbox.as_str(), wanted.kind.as_str()];
+    let row = |row: &rusqlite::Row<'_>| Ok((row.get::<_, String>(0)?, row.get::<_, u64>(1)?));
+    let held = db.prepare_cached(held)?.query_row(place, row).optional()?;
+    let held = held
+        .map(|(held, taken_under)| Ok::<_, StoreError>((read::parse::<Lease>("a lease", &held)?, Epoch(taken_under))));
+    let held = held.transpose()?;
+    let lease = match grant(held.as_ref().map(|(held, under)| (held, *under)), epoch, wanted)? {
+        Grant::Renewed(lease) => lease,
+        Grant::Anew => Lease { token: draw_token(db)?, ..wanted.clone() },
     };
     db.prepare_cached("INSERT OR REPLACE INTO leases VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?.execute(params![
         lease.sandbox.as_str(),
