@@ -320,13 +320,15 @@ impl Step<'_> {
     fn goes_back(&self) -> Found {
         let (before, after, id) = (self.before, self.after, &self.after.id);
         let Some(target) = before.rollback.as_ref().filter(|_| after.rollback.is_none()) else { return Ok(()) };
-        let goes_on = matches!(self.to, PhaseName::Resuming | PhaseName::Hibernated | PhaseName::Provisioning);
         // Somebody may have asked for another one at this moment, or to begin anew.
         let asked = self.lines.iter().find_map(|line| line.data.get("snapshot")?.as_str());
         let target = asked.unwrap_or(target.as_str());
-        let right = after.made_from().is_some_and(|from| from.as_str() == target) || after.resetting;
-        holds("goes-back-where-asked", !goes_on || right, || {
-            format!("{id} was to go back to {target}, and goes on from {:?}", after.made_from())
+        let goes_on = matches!(self.to, PhaseName::Resuming | PhaseName::Hibernated);
+        let right = goes_on && after.made_from().is_some_and(|from| from.as_str() == target);
+        // Seen to live on, and nobody waits any more: it is kept as it is.
+        let kept = self.from == PhaseName::Lost && self.to == PhaseName::Verifying && before.entry.is_none();
+        holds("goes-back-where-asked", right || kept || after.resetting, || {
+            format!("{id} was to go back to {target}, and is {:?}, from {:?}", self.to, after.made_from())
         })
     }
 }

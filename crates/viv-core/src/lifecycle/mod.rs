@@ -182,7 +182,8 @@ pub struct Sandbox {
     /// What it was made from, instead of from its image; it begins there again when nothing is saved (L11).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<SnapshotId>,
-    /// What it is to go back to, once its instance is gone. It is the saved state from then on.
+    /// What it is to go back to, once its instance is gone. It is the saved state from then on; until then the wish
+    /// stands, also while it is lost or failed and nobody waits for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollback: Option<SnapshotId>,
     /// Whether all that was saved of it goes with its last instance (L12).

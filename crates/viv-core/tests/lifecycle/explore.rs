@@ -322,7 +322,7 @@ fn alike(sandbox: &Sandbox, now_ms: u64) -> Sandbox {
     if let Some(observed) = &mut next.observed {
         observed.at_ms = NOW_MS;
     }
-    let saved = next.made_from();
+    let (saved, back) = (next.made_from(), next.rollback.clone());
     match &mut next.phase {
         Phase::Provisioning { work, .. } | Phase::Stopping { work } | Phase::Hibernating { work, .. } => {
             same_work(work, now_ms);
@@ -341,7 +341,11 @@ fn alike(sandbox: &Sandbox, now_ms: u64) -> Sandbox {
             same_work(work, now_ms);
             *snapshot = "snp_t".parse().expect("an id");
         }
-        Phase::Resuming { work, snapshot, .. } => {
+        Phase::Resuming { step: ResumeStep::Clear, work, snapshot, .. } => {
+            same_work(work, now_ms);
+            *snapshot = back.or(saved).expect("what is resumed was saved, or is gone back to");
+        }
+        Phase::Resuming { step: ResumeStep::Make, work, snapshot, .. } => {
             same_work(work, now_ms);
             *snapshot = saved.expect("what is resumed was saved");
         }

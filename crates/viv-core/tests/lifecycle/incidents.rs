@@ -5,11 +5,12 @@ use viv_core::lifecycle::{
     Actor, Cause, Denial, Desired, Effect, EntryKind, Event, Failure, FailureKind, Finding, FreezeStep, HibernateStep,
     Ignored, Outcome, Phase, PhaseName, RestAt, Sandbox, Seen, Stepped, outstanding,
 };
-use viv_core::{EndCause, Generation};
+use viv_core::{EndCause, Generation, SnapshotId};
 
 use crate::explore::{events, explored};
 use crate::setup::{
-    NOW_MS, after, created, delete, done, enter, evidence, hibernated, made, ready, seen, step_at, stop, user,
+    NOW_MS, after, created, delete, done, enter, evidence, hibernated, made, ready, rollback, seen, step_at, stop,
+    target, user,
 };
 
 const EVERY_KIND: [EntryKind; 5] =
@@ -369,4 +370,75 @@ fn l17_who_was_woken_by_a_schedule_goes_back_unless_somebody_else_used_it() {
     // A stop by a user stands, and no schedule undoes it (L9).
     let stopped = after(&woken, &stop(), NOW_MS + 900);
     assert_eq!(step_at(&stopped, &rest(RestAt::Hibernated, 0), NOW_MS + 1_000), Stepped::Ignored(Ignored::Busy));
+}
+
+/// The clearing of what was there before a rollback timed out.
+fn unproven(clearing: &Sandbox) -> Sandbox {
+    let late_ms = clearing.phase.work().expect("work").deadline_at_ms;
+    let unproven = after(clearing, &Event::Due, late_ms);
+    assert_eq!((unproven.phase.name(), &unproven.cause.cause), (PhaseName::Lost, &Cause::AbsenceUnproven));
+    assert!(unproven.uses().contains(&target()), "nobody removes it meanwhile");
+    unproven
+}
+
+#[test]
+fn l11_a_rollback_whose_clearing_timed_out_is_what_the_next_entry_leads_to() {
+    // Asked for while it had failed.
+    let refused = after(&hibernated(), &enter(EntryKind::Ensure), NOW_MS);
+    let failed = after(&refused, &done(&refused, failed(FailureKind::Refused)), NOW_MS);
+    assert_eq!(failed.phase.name(), PhaseName::Failed);
+    let from_failed = unproven(&after(&failed, &rollback(false), NOW_MS));
+    // Asked for while what was lost was being sealed.
+    let lost = after(&ready(true), &seen(&ready(true), Seen::Ended(EndCause::OomKilled), NOW_MS), NOW_MS);
+    let sealing = after(&lost, &enter(EntryKind::Ensure), NOW_MS);
+    let told = after(&sealing, &rollback(false), NOW_MS);
+    let from_lost = unproven(&after(&told, &done(&told, Outcome::Saved), NOW_MS));
+    for lost in [from_failed, from_lost] {
+        let sealing = after(&lost, &enter(EntryKind::Ensure), NOW_MS);
+        assert_eq!(effect(&sealing).code(), "save", "what is there is kept");
+        let outcomes = [Outcome::Saved, self::failed(FailureKind::Failed)];
+        for outcome in outcomes {
+            let clearing = after(&sealing, &done(&sealing, outcome), NOW_MS);
+            let making = after(&clearing, &done(&clearing, Outcome::Cleared), NOW_MS);
+            let generation = lost.generation.next();
+            assert_eq!(effect(&making), Effect::Restore { generation, snapshot: target() }, "the last wish");
+            assert_eq!((&making.rollback, &making.saved), (&None, &Some(target())));
+        }
+        // Seen alive, and nobody asked again: it stays as it is.
+        let back = after(&lost, &seen(&lost, Seen::Running, NOW_MS), NOW_MS);
+        assert_eq!((back.phase.name(), &back.rollback), (PhaseName::Verifying, &None));
+        assert_eq!(after(&back, &done(&back, well(NOW_MS + 1)), NOW_MS + 1).phase, Phase::Ready);
+        assert_ne!(back.saved, Some(target()));
+    }
+}
+
+#[test]
+fn l11_a_rollback_that_is_asked_for_again_while_the_last_is_cleared_is_the_same() {
+    let failed = after(&created(true), &done(&created(true), failed(FailureKind::Refused)), NOW_MS);
+    let clearing = after(&failed, &rollback(false), NOW_MS);
+    assert_eq!(step_at(&clearing, &rollback(false), NOW_MS), Stepped::Ignored(Ignored::NothingNew));
+    // Another one is the last wish, and nothing is made of the first.
+    let other: SnapshotId = "snp_other".parse().unwrap();
+    let told = Event::Rollback { snapshot: other.clone(), discard: false, by: user() };
+    let told = after(&clearing, &told, NOW_MS);
+    let making = after(&told, &done(&told, Outcome::Cleared), NOW_MS);
+    assert_eq!(effect(&making), Effect::Restore { generation: making.generation, snapshot: other });
+}
+
+#[test]
+fn l11_who_enters_what_was_stopped_on_its_way_back_waits_for_that() {
+    let told = after(&created(true), &rollback(false), NOW_MS);
+    let stopped = after(&told, &stop(), NOW_MS);
+    let made = after(&stopped, &done(&stopped, made()), NOW_MS);
+    let ready = after(&made, &done(&made, well(NOW_MS + 1)), NOW_MS + 1);
+    assert_eq!((&ready.phase, ready.desired), (&Phase::Ready, Desired::Hibernated));
+    let entered = after(&ready, &enter(EntryKind::Ensure), NOW_MS + 2);
+    assert!(entered.entry.is_some(), "it is not where it was to go back to");
+    let mut next = after(&entered, &Event::Due, NOW_MS + 3);
+    for outcome in [Outcome::Saved, Outcome::Cleared] {
+        next = after(&next, &done(&next, outcome), NOW_MS + 4);
+    }
+    assert_eq!(next.phase, Phase::Hibernated { snapshot: target() });
+    let resuming = after(&next, &Event::Due, NOW_MS + 5);
+    assert_eq!(effect(&resuming), Effect::Restore { generation: resuming.generation, snapshot: target() });
 }

@@ -34,6 +34,7 @@ pub(crate) fn check(before: &Sandbox, event: &Event, now_ms: u64, answer: &Stepp
             patience(before, event, accepted, now_ms);
             ladder(before, event, accepted, now_ms);
             kept(before, event, accepted);
+            way_back(before, event, accepted);
         }
         Stepped::Ignored(why) => ignored(before, event, *why),
         Stepped::Denied(why) => {
@@ -225,7 +226,10 @@ fn arrivals(before: &Sandbox, event: &Event, accepted: &Accepted) {
                 assert!(is_entry(event) || waited_for, "{event:?} woke {before:?}");
             }
             // It did not come up, and the next one begins where it is to go back to.
-            PhaseName::Provisioning if before.rollback.is_some() => assert!(next.rollback.is_none()),
+            PhaseName::Provisioning if before.rollback.is_some() => {
+                let to = if let Phase::Resuming { snapshot, .. } = &next.phase { Some(snapshot) } else { None };
+                assert_eq!(to, before.rollback.as_ref());
+            }
             _ if matches!(event, Event::Reset { .. }) => assert!(next.resetting && next.saved.is_none()),
             PhaseName::Verifying => assert!(before.entry.is_some()),
             // There was something to save of what is replaced, and it could not be, and nothing was before (T7).
@@ -455,5 +459,60 @@ fn kept(before: &Sandbox, event: &Event, accepted: &Accepted) {
     let replaced = matches!(next.phase, Phase::Provisioning { .. } | Phase::Resuming { .. });
     if had_worked && replaced && before.policy.persistent && !next.resetting {
         assert!(matches!(next.phase, Phase::Resuming { step: ResumeStep::Seal, .. }), "{event:?}: {next:?}");
+    }
+}
+
+/// A wish to go back stands until the next generation is made from there, or what is saved is that; only another wish,
+/// or what is seen to live on while nobody waits, takes its place (L11, L15). What is acted upon has somebody who waits.
+fn way_back(before: &Sandbox, event: &Event, accepted: &Accepted) {
+    let next = &accepted.next;
+    if next.rollback.is_some() && next.desired == Desired::Running {
+        let given_up = matches!(next.phase, Phase::Lost | Phase::Failed { .. });
+        assert!(next.entry.is_some() || given_up, "nobody waits for it to go back: {next:?}");
+    }
+    let Some(target) = before.rollback.as_ref().filter(|_| next.rollback != before.rollback) else { return };
+    match event {
+        Event::Rollback { snapshot, .. } => {
+            assert!(next.rollback.as_ref() == Some(snapshot) || next.saved.as_ref() == Some(snapshot));
+        }
+        Event::Reset { .. } => assert!(next.resetting),
+        Event::Seen { seen: Seen::Running | Seen::Frozen, .. } => {
+            assert!(before.phase == Phase::Lost && before.entry.is_none() && next.generation == before.generation);
+        }
+        Event::Enter { .. }
+        | Event::Stop { .. }
+        | Event::Delete { .. }
+        | Event::Freeze { .. }
+        | Event::Thaw { .. }
+        | Event::Hibernate { .. }
+        | Event::RetrySave { .. }
+        | Event::Discard { .. }
+        | Event::Idle { .. }
+        | Event::Rest { .. }
+        | Event::Drain { .. }
+        | Event::Done { .. }
+        | Event::Seen { .. }
+        | Event::Probed { .. }
+        | Event::Due => {
+            assert!(next.rollback.is_none() && next.saved.as_ref() == Some(target) && next.sealed.is_none());
+            let from = match &next.phase {
+                Phase::Hibernated { snapshot } => Some(snapshot),
+                Phase::Resuming { step: ResumeStep::Make, snapshot, .. } => {
+                    assert_eq!(next.generation, before.generation.next(), "gone back to before there is another one");
+                    Some(snapshot)
+                }
+                Phase::Resuming { step: ResumeStep::Seal | ResumeStep::Clear, .. }
+                | Phase::Provisioning { .. }
+                | Phase::Verifying { .. }
+                | Phase::Ready
+                | Phase::Frozen { .. }
+                | Phase::Hibernating { .. }
+                | Phase::Lost
+                | Phase::Failed { .. }
+                | Phase::Stopping { .. }
+                | Phase::Stopped => None,
+            };
+            assert_eq!(from, Some(target), "{event:?} dropped the wish to go back: {next:?}");
+        }
     }
 }

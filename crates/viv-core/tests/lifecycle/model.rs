@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use viv_core::lifecycle::{
-    Accepted, Denial, Desired, Effect, EntryKind, Event, Evidence, Failure, FailureKind, Finding, Happened, Outcome,
-    Phase, PhaseName, Sandbox, Seen, Stepped, Timings, outstanding,
+    Accepted, Denial, Desired, Effect, EntryKind, Event, Evidence, Failure, FailureKind, Finding, Happened, MakeStep,
+    Outcome, Phase, PhaseName, Sandbox, Seen, Stepped, Timings, outstanding,
 };
 use viv_core::{EndCause, Generation, OperationId};
 
@@ -85,6 +85,8 @@ struct Promised {
     gone: bool,
     /// A user stopped it, at this generation.
     held_at: Option<Generation>,
+    /// It is to go back: a later generation than the first begins there, and none later than the second elsewhere.
+    back: Option<(Generation, Generation)>,
     /// When bad findings were made since the current verification began.
     findings_ms: BTreeSet<u64>,
     operations: BTreeSet<OperationId>,
@@ -166,6 +168,7 @@ impl World {
                 }
             }
         }
+        self.went_back();
         self.compare();
     }
 
@@ -195,11 +198,19 @@ impl World {
     fn go_back(&mut self, event: &Event) {
         let denied = matches!(step_at(&self.sandbox, event, self.now_ms), Stepped::Denied(Denial::Gone));
         assert_eq!(denied, self.promised.gone, "{event:?} in {:?}", self.sandbox);
+        let before = self.sandbox.clone();
         if !denied {
             self.promised.held_at = None;
         }
         self.hear(event);
+        if !denied && matches!(event, Event::Rollback { .. }) {
+            // What is about to be made from its image is, and goes back then.
+            let clearing = matches!(before.phase, Phase::Provisioning { step: MakeStep::Clear, .. });
+            let last = if clearing { before.generation.next() } else { before.generation };
+            self.promised.back = Some((before.generation, last));
+        }
         if !denied && matches!(event, Event::Reset { .. }) {
+            self.promised.back = None;
             assert!(self.sandbox.saved.is_none(), "it begins anew: {:?}", self.sandbox);
         }
     }
@@ -244,6 +255,9 @@ impl World {
                     Desired::Hibernated | Desired::Gone => PhaseName::Hibernating,
                 };
                 assert!(kept && to == to_expected, "what came back is kept: {next:?}");
+                if self.sandbox.entry.is_none() && to == PhaseName::Verifying {
+                    self.promised.back = None;
+                }
             }
             (_, _) => {}
         }
@@ -259,6 +273,45 @@ impl World {
         if let Event::Probed { evidence, .. } = event {
             self.found(&evidence.clone());
         }
+    }
+
+    /// Whoever was promised that it goes back finds what he asked for, and nothing else before.
+    fn went_back(&mut self) {
+        let Some((asked, last)) = self.promised.back else { return };
+        let from = match &self.sandbox.phase {
+            Phase::Hibernated { snapshot } => Some(snapshot.clone()),
+            Phase::Provisioning { .. }
+            | Phase::Verifying { .. }
+            | Phase::Ready
+            | Phase::Frozen { .. }
+            | Phase::Hibernating { .. }
+            | Phase::Resuming { .. }
+            | Phase::Lost
+            | Phase::Failed { .. }
+            | Phase::Stopping { .. }
+            | Phase::Stopped => match outstanding(&self.sandbox).map(|(effect, _)| effect) {
+                Some(Effect::Restore { generation, snapshot }) => {
+                    (generation > last || (generation > asked && snapshot == target())).then_some(snapshot)
+                }
+                Some(Effect::Create { generation }) => {
+                    assert!(generation <= last, "it was to go back, and begins anew: {:?}", self.sandbox);
+                    None
+                }
+                Some(
+                    Effect::Probe { .. }
+                    | Effect::Serve { .. }
+                    | Effect::Hook { .. }
+                    | Effect::Freeze { .. }
+                    | Effect::Thaw { .. }
+                    | Effect::Save { .. }
+                    | Effect::Clear { .. },
+                )
+                | None => None,
+            },
+        };
+        let Some(from) = from else { return };
+        assert_eq!(from, target(), "it was to go back: {:?}", self.sandbox);
+        self.promised.back = None;
     }
 
     /// Remembers when something bad was really found.
@@ -372,6 +425,7 @@ impl World {
         for (operation, effect) in std::mem::take(&mut self.requests) {
             let outcome = self.provider.perform(&effect, self.now_ms);
             self.answer(operation, outcome);
+            self.went_back();
             self.compare();
         }
         for _ in 0..ROUNDS_MAX {
@@ -391,6 +445,7 @@ impl World {
                     return self.at_rest();
                 }
             }
+            self.went_back();
             self.compare();
         }
         panic!("no rest: {:?}, {:?}", self.sandbox, self.provider);
@@ -410,6 +465,9 @@ impl World {
             (Desired::Running | Desired::Hibernated, _) => false,
         };
         assert!(here, "{sandbox:?} rests, beside {provider:?}");
+        if matches!(sandbox.phase, Phase::Ready | Phase::Frozen { .. }) {
+            assert!(self.promised.back.is_none() && sandbox.rollback.is_none(), "it never went back: {sandbox:?}");
+        }
     }
 }
 

@@ -32,7 +32,10 @@ pub(super) fn enter(sandbox: &Sandbox, kind: EntryKind, by: &Actor, at: Moment<'
             if wanted_before {
                 return Stepped::Ignored(Ignored::NothingNew);
             }
-            draft.next.entry = None;
+            // Nothing has to be done for it, unless it is to go back: then it is answered when it has.
+            if sandbox.rollback.is_none() {
+                draft.next.entry = None;
+            }
             draft.is(Happened::Wanted)
         }
         Phase::Frozen { .. } => {

@@ -102,7 +102,13 @@ impl<'t> Draft<'t> {
         self.enter(Phase::Hibernating { step, save_failed: false, work }, Cause::Rollback, by, None)
     }
 
-    /// What its next instance begins with. Where it is to go back to is its saved state from here on.
+    /// What its next instance is to begin with, once the last one is proven gone. A wish to go back stands until then:
+    /// what is not cleared in time is lost, and may be sealed once more before anything is made.
+    fn begins_with(&self) -> Option<SnapshotId> {
+        self.next.rollback.clone().or_else(|| self.next.made_from())
+    }
+
+    /// What its next instance begins with, now. Where it is to go back to is its saved state from here on.
     fn beginning(&mut self) -> Option<SnapshotId> {
         if let Some(target) = self.next.rollback.take() {
             self.next.saved = Some(target);
@@ -149,11 +155,7 @@ impl<'t> Draft<'t> {
             | PhaseName::Lost
             | PhaseName::Failed
             | PhaseName::Stopping
-            | PhaseName::Stopped => {
-                self.next.entry = None;
-                // Who wanted it to go back heard that it came to nothing; seen alive again, it stays as it is.
-                self.next.rollback = None;
-            }
+            | PhaseName::Stopped => self.next.entry = None,
         }
         self.next.expires_at_ms = None;
         self.enter(Phase::Lost, cause, &Actor::part("engine"), message)
@@ -179,7 +181,7 @@ impl<'t> Draft<'t> {
         if rebuilds > 0 {
             work.retry_at_ms = self.at.now_ms.saturating_add(backoff_ms(&work, rebuilds, self.at));
         }
-        let phase = match self.beginning() {
+        let phase = match self.begins_with() {
             Some(snapshot) => Phase::Resuming { step: ResumeStep::Clear, snapshot, rebuilds, work },
             None => Phase::Provisioning { step: MakeStep::Clear, rebuilds, work },
         };
@@ -201,7 +203,7 @@ impl<'t> Draft<'t> {
     /// back to.
     pub(super) fn sealed(mut self, rebuilds: u32, snapshot: SnapshotId) -> Stepped {
         self.next.sealed = Some(snapshot.clone());
-        let snapshot = self.beginning().unwrap_or(snapshot);
+        let snapshot = self.begins_with().unwrap_or(snapshot);
         let work = self.work(self.at.timings.make_ms);
         self.next.phase = Phase::Resuming { step: ResumeStep::Clear, snapshot, rebuilds, work };
         self.is(Happened::Advanced)
@@ -222,6 +224,10 @@ impl<'t> Draft<'t> {
         if self.next.entry.is_none() {
             return self.withdrawn(rebuilds, snapshot);
         }
+        // What was to be made from its image is, and goes back when it is there.
+        let snapshot = snapshot.and_then(|snapshot| {
+            if self.next.rollback.is_some() { self.beginning() } else { Some(snapshot) }
+        });
         self.next_generation();
         let work = Work { deadline_at_ms, ..self.work(0) };
         self.next.phase = match snapshot {

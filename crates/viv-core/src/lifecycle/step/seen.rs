@@ -59,6 +59,11 @@ pub(super) fn seen(
         }
         (Phase::Lost, Seen::Running | Seen::Frozen) => match sandbox.desired {
             Desired::Running => {
+                // Who wanted it to go back heard that it came to nothing, and nobody asked again: what came back is
+                // kept as it is (L15).
+                if sandbox.entry.is_none() {
+                    draft.next.rollback = None;
+                }
                 let verify = if *seen == Seen::Frozen { THAWED } else { AGAIN };
                 draft.verifying(verify, Cause::Reappeared, &engine, words)
             }
