@@ -29,6 +29,7 @@
 #![forbid(unsafe_code)]
 
 mod adopt;
+mod audit;
 mod breaker;
 mod clock;
 mod command;
@@ -56,6 +57,7 @@ mod snapshot;
 mod timer;
 mod watch;
 
+pub use audit::{AuditItem, AuditOutcome, AuditReport};
 pub use breaker::{BreakerKind, BreakerStatus};
 pub use clock::Clock;
 pub use command::{CreateRequest, Created, KeyedBy};
