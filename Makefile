@@ -1,5 +1,5 @@
 # Two targets for everybody: `make up` and `make test`. `make help` lists the rest.
-.PHONY: help up down model simulate conformance explore test prepare build fmt lint deny unit quota cgroups kernels guest-tests bench soak clean
+.PHONY: help up down model simulate conformance explore millions test prepare build fmt lint deny unit quota cgroups kernels guest-tests bench soak clean
 
 CARGO ?= cargo
 TOOLS := $(CURDIR)/.tools
@@ -77,6 +77,9 @@ soak: ## the leak and crash tests, longer: CYCLES=5000 make soak
 conformance: ## all cases of the conformance suite with every runtime and driver (ten minutes)
 	@scripts/prepare test
 	$(CARGO) nextest run --locked --ignore-default-filter --package viv --test conformance
+
+millions: ## an archive of two million files that are really made, on both drivers (minutes)
+	$(CARGO) nextest run --locked --package viv --test damage --run-ignored only -E 'test(millions_of_files)' --no-capture
 
 explore: ## properties with many other cases: CASES=20000 make explore
 	PROPTEST_CASES=$${CASES:-3000} $(CARGO) nextest run --locked --package viv-core --package viv-cron \

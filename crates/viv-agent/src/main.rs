@@ -73,6 +73,8 @@ fn boot() -> io::Result<()> {
     let mut keeper = sys::Keeper::Absent;
     // Without an id of its own, what the kernel otherwise refuses for the ids' sake has to be kept in other ways.
     let shares_id = is_init && config.confine && config.keeper_id == 0;
+    // Nor do ids keep anything from who may change the owner of every file.
+    let is_guarded = shares_id || is_init && config.confine && config.packages;
     if is_init {
         if let Err(cause) = sys::loopback_up() {
             error::say(&format!("the loopback interface stays down: {cause}"));
@@ -83,7 +85,7 @@ fn boot() -> io::Result<()> {
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => {}
             Err(cause) => error::say(&format!("the machine's boot id is seen: {cause}")),
         }
-        if shares_id {
+        if is_guarded {
             run = withdraw(&run)?;
         }
         if config.confine {
@@ -115,7 +117,7 @@ fn boot() -> io::Result<()> {
     let children = sys::child_signals()?;
     let origin = origin(keeper);
     // Before any thread is started: those inherit it.
-    let confinement = seccomp::Confinement::enter(&config, shares_id)?;
+    let confinement = seccomp::Confinement::enter(&config, is_guarded)?;
     let agent: &'static Agent = Box::leak(Box::new(Agent {
         fencing: agent::fence::Fencing::new(config.identity.generation, config.token),
         origin,
@@ -189,7 +191,7 @@ fn keep_log(path: &Path, keeper_id: u32) -> io::Result<()> {
 fn withdraw(folder: &Path) -> io::Result<PathBuf> {
     let below = open(folder, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     sys::cover_folder(folder).map_err(|cause| {
-        io::Error::other(format!("the agent's folder cannot be kept from commands, which have its id: {cause}"))
+        io::Error::other(format!("the agent's folder cannot be kept from commands that could enter it: {cause}"))
     })?;
     let path = PathBuf::from(format!("/proc/self/fd/{}", below.as_raw_fd()));
     // It is needed until the process ends.

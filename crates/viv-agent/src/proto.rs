@@ -142,6 +142,10 @@ pub struct AgentConfig {
     /// none: only for showing that these are what keeps it closed.
     #[serde(default = "default_confine")]
     pub confine: bool,
+    /// Whether commands of root keep what package managers need: to change owners of files, to write to those of other
+    /// users, and to become one. The agent is then kept from them as where there is one id.
+    #[serde(default)]
+    pub packages: bool,
 }
 
 impl AgentConfig {

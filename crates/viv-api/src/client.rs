@@ -30,6 +30,7 @@ mod execution;
 mod files;
 mod http;
 mod output;
+mod reconcile;
 mod sandbox;
 mod schedule;
 mod snapshots;

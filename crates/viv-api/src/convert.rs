@@ -93,6 +93,7 @@ impl CreateSandbox {
             network: self.network.clone().into(),
             env: self.env.to_map(),
             workdir: self.workdir.as_ref().map_or(default.workdir, Path::to_string),
+            packages: self.packages,
             ports: self.ports.get().iter().map(|port| port.get() as u16).collect(),
             services: self.services.get().iter().map(Into::into).collect(),
             hooks: (&self.hooks).into(),

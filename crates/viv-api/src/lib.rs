@@ -29,6 +29,7 @@ pub mod limits;
 pub mod page;
 pub mod path;
 pub mod query;
+pub mod reconcile;
 pub mod request;
 pub mod resources;
 pub mod sandbox;

@@ -88,6 +88,8 @@ pub const SCHEDULES: &str = "/v1/schedules";
 pub const SCHEDULE: &str = "/v1/schedules/{schedule}";
 /// Run it now.
 pub const SCHEDULE_RUN: &str = "/v1/schedules/{schedule}/run";
+/// Audit and reconciliation: look, and with `act` put right.
+pub const RECONCILE: &str = "/v1/reconcile";
 /// Drain: begin, look at, end.
 pub const DRAIN: &str = "/v1/drain";
 

@@ -52,6 +52,10 @@ pub struct CreateSandbox {
     pub limits: Limits,
     /// How it is connected.
     pub network: Network,
+    /// Whether commands of root may install packages: change owners of files, and become other users. Off, they have no
+    /// capability at all (S1).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub packages: bool,
     /// Ports that must answer before it is ready (T2).
     pub ports: Ports,
     /// Long-running commands that must be ready before it is (T2).

@@ -100,6 +100,9 @@ pub struct SandboxSpec {
     pub env: BTreeMap<String, String>,
     /// Where commands start; made if it is not there.
     pub workdir: String,
+    /// Whether commands of root may install packages: change owners of files, and become other users.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub packages: bool,
     /// TCP ports that have to answer before it is called ready (T2).
     pub ports: Vec<u16>,
     /// Long-running commands that have to be ready before it is (T2).
@@ -118,6 +121,7 @@ impl Default for SandboxSpec {
             network: Network::default(),
             env: BTreeMap::new(),
             workdir: "/workspace".to_owned(),
+            packages: false,
             ports: Vec::new(),
             services: Vec::new(),
             hooks: Hooks::new(),

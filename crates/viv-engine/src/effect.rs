@@ -274,6 +274,7 @@ fn instance_spec(record: &Sandbox) -> InstanceSpec {
         network: record.spec.network.clone(),
         env: record.spec.env.clone(),
         workdir: record.spec.workdir.clone(),
+        packages: record.spec.packages,
         labels: record.labels.clone(),
         lifetime_ms: record.policy.lifetime_ms,
     }

@@ -29,6 +29,7 @@
 #![forbid(unsafe_code)]
 
 mod adopt;
+mod audit;
 mod breaker;
 mod clock;
 mod command;
@@ -57,6 +58,7 @@ mod timer;
 mod token;
 mod watch;
 
+pub use audit::{AuditItem, AuditOutcome, AuditReport};
 pub use breaker::{BreakerKind, BreakerStatus};
 pub use clock::Clock;
 pub use command::{CreateRequest, Created, KeyedBy};

@@ -78,8 +78,10 @@ pub fn merge_onto(layers: &[&Path], below: &Path, to: &Path) -> io::Result<Copie
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "there is nothing to merge"));
     }
     let mut weaver = Weaver::new(layers, to, Marks::Needed)?;
+    // The path is the caller's, and may lead through links: a mount that is attached nowhere has no other.
+    let folder = FOLDER.difference(OFlags::NOFOLLOW);
     weaver.below = Some(
-        openat(CWD, below, FOLDER, Mode::empty()).map_err(|errno| at(below.as_os_str().as_encoded_bytes(), errno))?,
+        openat(CWD, below, folder, Mode::empty()).map_err(|errno| at(below.as_os_str().as_encoded_bytes(), errno))?,
     );
     weaver.run()
 }

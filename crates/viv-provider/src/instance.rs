@@ -55,6 +55,10 @@ pub struct InstanceSpec {
     /// Where commands start; made if it is not there.
     #[serde(default = "default_workdir")]
     pub workdir: String,
+    /// Whether commands of root may change owners of files and become other users, as package managers do. Off, they have
+    /// no capability at all (S1).
+    #[serde(default)]
+    pub packages: bool,
     /// Free labels, shown in listings.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
@@ -75,6 +79,7 @@ impl InstanceSpec {
             network: Network::default(),
             env: BTreeMap::new(),
             workdir: default_workdir(),
+            packages: false,
             labels: BTreeMap::new(),
             lifetime_ms,
         }

@@ -17,12 +17,14 @@
 //! Architecture invariant: nothing here knows HTTP, a database or a kernel.
 #![forbid(unsafe_code)]
 
+pub mod audit;
 pub mod conformance;
 pub mod error;
 pub mod instance;
 pub mod provider;
 pub mod sim;
 
+pub use audit::{Finding, FindingKind, Swept, SweptAs};
 pub use error::ProviderError;
 pub use instance::{
     Deadline, DeadlineChange, DiskUsage, Ended, InstanceRef, InstanceSpec, InstanceState, Integrity, Listed, LogPart,

@@ -6,6 +6,7 @@ use viv_core::exec::{ExecSpec, ExecStatus, OutputEvent, TtySize};
 use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked, WatchEvent};
 use viv_core::{ExecutionId, Identity, OwnerMark, RequestId, SandboxId, SnapshotId};
 
+use crate::audit::{Finding, Swept};
 use crate::capability::Capabilities;
 use crate::error::ProviderError;
 use crate::instance::{
@@ -441,6 +442,18 @@ pub trait Provider: Send + Sync {
 
     /// Connects to a TCP port inside; `NotFound` when nobody listens.
     async fn dial(&self, instance: &InstanceRef, port: u16) -> Result<Box<dyn Dialled>>;
+
+    /// Looks for what was left here and belongs to nobody: of whatever was made, and by whom it was made, never of
+    /// anybody else. What is being made or removed right now is not among it. Changes nothing.
+    async fn audit(&self) -> Result<Vec<Finding>> {
+        Ok(Vec::new())
+    }
+
+    /// Clears away what [`Provider::audit`] found, after a look at each once more. Answers in the same order.
+    async fn sweep(&self, findings: &[Finding]) -> Result<Vec<Swept>> {
+        let _ = findings;
+        Ok(Vec::new())
+    }
 
     /// Hears what those inside ask for, what was not answered first. There is
     /// one listener: whoever listened before hears no more.

@@ -34,11 +34,12 @@ const AGENT_CAPABILITIES: [&str; 10] = [
     "CAP_SYS_ADMIN",
 ];
 
-/// What it may besides where there is one id only: see processes that hide from their likes ([`HIDING`]), to end them.
-const ALONE_CAPABILITIES: [&str; 1] = ["CAP_SYS_PTRACE"];
+/// What it may besides where ids do not keep commands from it: see processes that hide from their likes ([`HIDING`]), to
+/// end them.
+const GUARDED_CAPABILITIES: [&str; 1] = ["CAP_SYS_PTRACE"];
 
-/// `/proc` shows nobody what is hidden. The agent is, and where commands have its id that is what keeps them from its
-/// files there, of which some can be written by the owner (`oom_score_adj`).
+/// `/proc` shows nobody what is hidden. The agent is, and where ids do not keep commands from it that is what keeps them
+/// from its files there, of which some can be written by the owner (`oom_score_adj`).
 const HIDING: &str = "hidepid=1";
 
 /// Kernel files that are empty inside: what runtimes agree on, and what else tells about the host and is of no use.
@@ -130,8 +131,8 @@ fn config(record: &InstanceRecord, staged: &Staged<'_>, cgroups: &InstanceCgroup
     let mut namespaces =
         ["user", "pid", "mount", "network", "ipc", "uts", "cgroup"].map(|kind| json!({ "type": kind }));
     let (capabilities, masked, read_only): (Vec<&str>, &[&str], &[&str]) = match record.hardening {
-        Hardening::On if is_alone(record) => {
-            ([&AGENT_CAPABILITIES[..], &ALONE_CAPABILITIES].concat(), MASKED, READ_ONLY)
+        Hardening::On if is_guarded(record) => {
+            ([&AGENT_CAPABILITIES[..], &GUARDED_CAPABILITIES].concat(), MASKED, READ_ONLY)
         }
         Hardening::On => (AGENT_CAPABILITIES.to_vec(), MASKED, READ_ONLY),
         Hardening::Off => (EVERY_CAPABILITY.to_vec(), &[], &[]),
@@ -183,9 +184,10 @@ fn config(record: &InstanceRecord, staged: &Staged<'_>, cgroups: &InstanceCgroup
     Ok(config)
 }
 
-/// Whether there is one id only, which the agent shares with commands.
-fn is_alone(record: &InstanceRecord) -> bool {
-    record.ids.count == 1
+/// Whether ids do not keep commands from the agent: there is one only, which they share, or commands of root may take
+/// what is not theirs.
+fn is_guarded(record: &InstanceRecord) -> bool {
+    record.ids.count == 1 || record.spec.packages
 }
 
 pub(crate) fn hostname(record: &InstanceRecord) -> String {
@@ -210,7 +212,7 @@ fn mounts(staged: &Staged<'_>, record: &InstanceRecord) -> Vec<Value> {
         terminals.push("gid=5");
     }
     let mut proc = vec!["nosuid", "noexec", "nodev"];
-    if is_alone(record) && record.hardening.is_on() {
+    if is_guarded(record) && record.hardening.is_on() {
         proc.push(HIDING);
     }
     let mut mounts: Vec<_> = staged.root.binds.iter().map(|(at, source)| bind(at, source, &[])).collect();

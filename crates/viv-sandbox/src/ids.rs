@@ -127,6 +127,19 @@ impl Ids {
         }
     }
 
+    /// All that are lent, and to whom.
+    pub(crate) fn lent(&self) -> io::Result<Vec<(PathBuf, SandboxId)>> {
+        let mut lent = Vec::new();
+        for entry in fs::read_dir(&self.folder)? {
+            let link = entry?.path();
+            let Ok(owner) = fs::read_link(&link) else { continue };
+            if let Some(sandbox) = owner.to_str().and_then(|name| name.parse::<SandboxId>().ok()) {
+                lent.push((link, sandbox));
+            }
+        }
+        Ok(lent)
+    }
+
     /// Gives back what belongs to nobody any more. How many were.
     pub(crate) fn sweep(&self, data: &DataDir, fences: &Fences) -> io::Result<u64> {
         let (mut swept, mut failed) = (0, None);

@@ -122,6 +122,11 @@ impl DataDir {
         self.0.join("store.lock")
     }
 
+    /// Held by whoever moves the seed of layers on: see `store::seed`.
+    pub(crate) fn seed_lock(&self) -> PathBuf {
+        self.0.join("seed.lock")
+    }
+
     pub(crate) fn instance(&self, sandbox: &SandboxId) -> InstanceDir {
         InstanceDir(self.instances().join(sandbox.as_str()))
     }

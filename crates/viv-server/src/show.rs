@@ -134,6 +134,7 @@ fn spec(spec: &core_spec::SandboxSpec) -> SandboxSpec {
                 core_spec::Egress::All => Egress::All,
             },
         },
+        packages: spec.packages,
         ports: spec.ports.clone(),
         hooks: HookShown::all(&spec.hooks),
     }

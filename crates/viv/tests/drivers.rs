@@ -170,3 +170,56 @@ async fn a_full_disk_stops_a_command_and_nothing_else() {
         ground.assert_no_layer_left();
     }
 }
+
+/// What layers take on disk, each file once.
+fn used_bytes(ground: &Ground) -> u64 {
+    let layers = ground.data.join("layers");
+    rustix::fs::syncfs(std::fs::File::open(&layers).unwrap()).unwrap();
+    if ground.provider.driver() == DriverKind::Btrfs {
+        // Blocks that are shared are counted with each file there, so the pool is asked.
+        let pool = rustix::fs::statvfs(&layers).unwrap();
+        return (pool.f_blocks - pool.f_bfree) * pool.f_frsize;
+    }
+    let counted = Command::new("du").args(["-s", "--block-size=1"]).arg(&layers).output().unwrap();
+    stdout(&counted).split_whitespace().next().unwrap().parse().unwrap()
+}
+
+/// What is made from a snapshot stands on it, on either driver; only what still lives has to be copied on `plain`.
+#[tokio::test]
+async fn l11_what_is_forked_from_a_snapshot_takes_no_room() {
+    const BYTES: u64 = 48 << 20;
+    const LITTLE: u64 = 6 << 20;
+    for ground in [Ground::new(), Ground::on_btrfs()] {
+        let sandbox = ground.create(Duration::from_secs(600)).await;
+        let (text, _) =
+            sandbox.run(&format!("head -c {BYTES} /dev/urandom > /workspace/f; cksum < /workspace/f")).await;
+        let live = ground.provider.save(&mutation(1, 1), &sandbox.id, &request(true)).await.unwrap();
+        let before = used_bytes(&ground);
+        let (mut forks, spec) = (Vec::new(), InstanceSpec::host(600_000));
+        for _ in 0..3 {
+            let id = SandboxId::from_bytes(fresh_bytes());
+            ground.provider.restore(&mutation(1, 1), &id, &ground.owner, &spec, &live.id).await.unwrap();
+            let fork = support::Sandbox { ground: &ground, id };
+            assert_eq!(fork.run("cksum < /workspace/f").await.0, text, "all of it is there");
+            fork.run("echo own > /workspace/own").await;
+            forks.push(fork);
+        }
+        let grown = used_bytes(&ground).saturating_sub(before);
+        assert!(grown < LITTLE, "{}: {grown} bytes for three forks", ground.provider.driver());
+        // Of the living one, all that is not shared by blocks is copied on `plain`, and that is declared.
+        let id = SandboxId::from_bytes(fresh_bytes());
+        ground.provider.fork(&mutation(1, 1), &id, &ground.owner, &spec, &sandbox.instance()).await.unwrap();
+        let copied = used_bytes(&ground).saturating_sub(before + grown);
+        if ground.provider.driver() == DriverKind::Btrfs {
+            assert!(copied < LITTLE, "{copied} bytes for a fork of what lives");
+        }
+        println!("{}: three forks of a snapshot {grown} bytes, one of what lives {copied}", ground.provider.driver());
+        forks.push(support::Sandbox { ground: &ground, id });
+        for one in forks.iter().chain([&sandbox]) {
+            one.destroy().await;
+        }
+        ground.provider.remove_snapshot(&mutation(1, 1), &sandbox.id, &live.id).await.unwrap();
+        ground.assert_nothing_left();
+        ground.assert_no_layer_left();
+    }
+}

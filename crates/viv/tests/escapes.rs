@@ -23,7 +23,7 @@ use escape::{PROGRAM, program};
 use support::user::User;
 use support::{Ground, Sandbox, fresh_bytes, hex, mutation, sh};
 use viv_core::exec::{ExecSpec, ExecState, OutputEvent};
-use viv_provider::{FileWrite, Provider};
+use viv_provider::{FileWrite, InstanceSpec, Provider};
 use viv_sandbox::{Hardening, Runtime};
 
 const LIFETIME: Duration = Duration::from_secs(600);
@@ -154,6 +154,22 @@ const OPEN_WITH_ONE_ID: [&str; 63] = [
     "unshare-user",
     "userfaultfd",
 ];
+
+/// What root gets where packages may be installed, and nothing else: other ids than the agent's, files of any of them,
+/// and a look at the empty folder that covers the agent's.
+const OPEN_WITH_PACKAGES: [&str; 8] = [
+    "become-other",
+    "capabilities",
+    "drop-groups",
+    "give-to-keeper",
+    "more-groups",
+    "other-group",
+    "run-enter",
+    "run-list",
+];
+
+/// What is in the agent's own folder, and so is not there below the cover. Elsewhere whoever asks is kept from looking.
+const COVERED: [&str; 4] = ["agent-config", "agent-socket", "output-forge", "output-of-others"];
 
 /// What takes a second id to be tried.
 const TAKES_IDS: [&str; 1] = ["set-user-id"];
@@ -384,6 +400,39 @@ async fn s1_every_attempt_is_refused() {
 #[tokio::test]
 async fn s1_every_attempt_is_refused_by_runc_too() {
     assert_nothing_gets_out(Runtime::Binary("runc".into()), &BOTH).await;
+}
+
+/// With what package managers need, the agent, the machine and the neighbours are as far away as ever.
+#[tokio::test]
+async fn s1_with_packages_root_gets_what_they_need_and_nothing_else() {
+    let outside = Outside::new();
+    let ground = Ground::new();
+    let spec = InstanceSpec { packages: true, ..InstanceSpec::host(LIFETIME.as_millis() as u64) };
+    let sandbox = ground.create_from(spec).await;
+    let neighbour = Neighbour::new(&ground).await;
+    install(&sandbox, &BOTH).await;
+    let (text, _) =
+        sandbox.run("ls -A /.vivarium/run; touch /.vivarium/run/file 2>&1; umount /.vivarium/run 2>&1").await;
+    assert!(text.starts_with("touch: ") && text.contains("Read-only file system"), "{text}");
+    let mut made = attempt(&sandbox, &outside, &neighbour, "0", &[]).await;
+    for covered in made.iter_mut().filter(|made| COVERED.contains(&&*made.name)) {
+        assert!(covered.detail.contains("No such file or directory"), "{}: {}", covered.name, covered.detail);
+        covered.outcome = "refused".to_owned();
+    }
+    let opened: BTreeSet<_> = made.iter().filter(|made| made.outcome == "opened").map(|made| &*made.name).collect();
+    let (known, others): (Vec<_>, Vec<_>) = made.iter().partition(|made| OPEN_WITH_PACKAGES.contains(&&*made.name));
+    assert_eq!(opened, OPEN_WITH_PACKAGES.into_iter().collect(), "{}{}", table(known), table(others));
+    let rest: Vec<_> = made.into_iter().filter(|made| !OPEN_WITH_PACKAGES.contains(&&*made.name)).collect();
+    assert_all_refused(&rest, "as 0, with packages");
+    // Others than root have nothing of it.
+    assert_all_refused(&attempt(&sandbox, &outside, &neighbour, "1000", &[]).await, "as 1000, with packages");
+    outside.assert_untouched();
+    for sandbox in [&sandbox, &neighbour.sandbox] {
+        let (text, status) = sandbox.run("echo still here").await;
+        assert_eq!((text.as_str(), status.state), ("still here\n", ExecState::Exited { code: 0 }));
+        sandbox.destroy().await;
+    }
+    ground.assert_nothing_left();
 }
 
 /// Every attempt, by an ordinary user of this machine.

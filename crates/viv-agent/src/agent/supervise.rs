@@ -118,7 +118,7 @@ fn accept(agent: &'static Agent, listener: &UnixListener) -> Accepted {
 
 fn welcome(agent: &'static Agent, stream: UnixStream) {
     // Nobody inside gets this far, as the socket is covered. Without ids there is no second wall but this one.
-    if agent.origin.keeper == Keeper::Alike && sys::is_peer_inside(&stream) {
+    if (agent.origin.keeper == Keeper::Alike || agent.config.packages) && sys::is_peer_inside(&stream) {
         say("turned somebody away who is inside the sandbox");
         return;
     }

@@ -116,7 +116,7 @@ fn prepare(plan: &Plan) -> Result<(), (Step, Errno)> {
 
 fn become_user(plan: &Plan) -> Result<(), (Step, Errno)> {
     if plan.drop_privileges && plan.filter.is_some() {
-        drop_bounding_set().map_err(|errno| (Step::Privileges, errno))?;
+        drop_bounding_set(plan.kept).map_err(|errno| (Step::Privileges, errno))?;
     }
     if plan.set_groups {
         rustix::thread::set_thread_groups(&plan.groups).map_err(|errno| (Step::Groups, errno))?;
@@ -127,13 +127,16 @@ fn become_user(plan: &Plan) -> Result<(), (Step, Errno)> {
     if plan.filter.is_none() {
         return Ok(());
     }
-    drop_all().map_err(|errno| (Step::Privileges, errno))
+    drop_all_but(plan.kept).map_err(|errno| (Step::Privileges, errno))
 }
 
 /// So that not even a file with capabilities gives one back.
-fn drop_bounding_set() -> Result<(), Errno> {
+fn drop_bounding_set(kept: CapabilitySet) -> Result<(), Errno> {
     for capability in 0..=CAPABILITIES_MAX {
         let set = CapabilitySet::from_bits_retain(1 << capability);
+        if kept.contains(set) {
+            continue;
+        }
         match rustix::thread::remove_capability_from_bounding_set(set) {
             Ok(()) => {}
             Err(Errno::INVAL) => break,
@@ -143,7 +146,7 @@ fn drop_bounding_set() -> Result<(), Errno> {
     Ok(())
 }
 
-fn drop_all() -> Result<(), Errno> {
+fn drop_all_but(kept: CapabilitySet) -> Result<(), Errno> {
     match rustix::thread::clear_ambient_capability_set() {
         // A kernel that does not know of such a set (gVisor) has nothing in it.
         Ok(()) | Err(Errno::INVAL) => {}
@@ -151,7 +154,7 @@ fn drop_all() -> Result<(), Errno> {
     }
     let none = CapabilitySet::empty();
     // Dropping is always allowed, so this works without any capability too.
-    rustix::thread::set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
+    rustix::thread::set_capabilities(None, CapabilitySets { effective: kept, permitted: kept, inheritable: none })?;
     rustix::thread::set_no_new_privs(true)
 }
 

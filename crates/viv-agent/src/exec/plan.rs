@@ -6,6 +6,7 @@ use std::io::Read;
 use std::os::fd::RawFd;
 
 use rustix::process::{Gid, Rlimit, Uid};
+use rustix::thread::CapabilitySet;
 use viv_agent::proto::{AgentError, AgentLimits, BIN, HOME, LIMITS};
 use viv_core::exec::ExecSpec;
 
@@ -51,6 +52,18 @@ impl Strings {
     }
 }
 
+/// What root keeps where packages may be installed, each in the sandbox's own user namespace:
+///
+/// - `CHOWN`: files of a package belong to whom it says.
+/// - `DAC_OVERRIDE`, `FOWNER`, `FSETID`: and are written, and get their modes, also when they belong to others by then.
+/// - `SETUID`, `SETGID`: package managers download, and scripts start programs, as other users.
+const PACKAGES: CapabilitySet = CapabilitySet::CHOWN
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::FOWNER)
+    .union(CapabilitySet::FSETID)
+    .union(CapabilitySet::SETUID)
+    .union(CapabilitySet::SETGID);
+
 /// What the child will do.
 pub(crate) struct Plan {
     /// Tried in order.
@@ -65,6 +78,8 @@ pub(crate) struct Plan {
     pub(crate) set_groups: bool,
     /// Whether there are capabilities to be dropped from the bounding set.
     pub(crate) drop_privileges: bool,
+    /// What it keeps of them, for itself and what it runs.
+    pub(crate) kept: CapabilitySet,
     /// The filter on top of the agent's. Without, nothing is given up either.
     pub(crate) filter: Option<&'static [Instruction]>,
     pub(crate) open_files: Rlimit,
@@ -125,6 +140,7 @@ impl Plan {
             groups: account.groups.iter().map(|&gid| Gid::from_raw(gid)).collect(),
             set_groups: agent.origin.privileged && !agent.origin.groups_fixed,
             drop_privileges: agent.origin.privileged,
+            kept: if agent.config.packages && account.uid == 0 { PACKAGES } else { CapabilitySet::empty() },
             filter: agent.confinement.as_ref().map(Confinement::workload),
             open_files: limits::open_files(agent.origin.open_files, limits.open_files),
             processes: limits::processes(limits.processes),

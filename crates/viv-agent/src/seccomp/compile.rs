@@ -31,8 +31,8 @@ pub(super) struct Filters {
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-/// Compiles both; for workloads that have the agent's own id, or not.
-pub(super) fn filters(shares_id: bool) -> io::Result<Filters> {
+/// Compiles both; for workloads that ids do not keep from the agent, or do. Nobody becomes who is `reserved`.
+pub(super) fn filters(is_guarded: bool, reserved: Option<u32>) -> io::Result<Filters> {
     let of = |wanted: &dyn Fn(Kind) -> bool| {
         GROUPS.iter().filter(|group| wanted(group.kind)).flat_map(|group| group.calls).collect::<Vec<_>>()
     };
@@ -56,10 +56,35 @@ pub(super) fn filters(shares_id: bool) -> io::Result<Filters> {
         workload.push(matching(whole, errno)?);
     }
     let not_its_likes: BTreeSet<i32> = GROUPS.iter().filter_map(|group| shared(group.kind)).collect();
-    for errno in not_its_likes.into_iter().filter(|_| shares_id) {
+    for errno in not_its_likes.into_iter().filter(|_| is_guarded) {
         workload.push(matching(rules(&of(&|kind| shared(kind) == Some(errno)))?, errno)?);
     }
+    if let Some(id) = reserved {
+        workload.push(matching(becoming(id)?, libc::EPERM)?);
+    }
     Ok(Filters { agent: link(agent)?, workload: link(workload)? })
+}
+
+/// All calls by which a process takes an id, for this one. Groups besides are behind a pointer; the keeper's opens nothing.
+fn becoming(id: u32) -> io::Result<Rules> {
+    let calls = [
+        (libc::SYS_setuid, 1),
+        (libc::SYS_setgid, 1),
+        (libc::SYS_setreuid, 2),
+        (libc::SYS_setregid, 2),
+        (libc::SYS_setresuid, 3),
+        (libc::SYS_setresgid, 3),
+        (libc::SYS_setfsuid, 1),
+        (libc::SYS_setfsgid, 1),
+    ];
+    let rule = |argument| -> io::Result<SeccompRule> {
+        let is_it = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, id.into());
+        SeccompRule::new(vec![is_it.map_err(io::Error::other)?]).map_err(io::Error::other)
+    };
+    calls
+        .into_iter()
+        .map(|(number, arguments)| Ok((number, (0..arguments).map(rule).collect::<io::Result<_>>()?)))
+        .collect()
 }
 
 fn answer(kind: Kind) -> Option<i32> {

@@ -88,12 +88,12 @@ impl Confinement {
     /// Confines the calling thread and those that it will start, for good. To be called before there are others.
     ///
     /// `None` only if the configuration asks for that: where the kernel takes no filter, nothing is run.
-    /// Where workloads have the agent's own id (`shares_id`), they may less.
-    pub(crate) fn enter(config: &AgentConfig, shares_id: bool) -> io::Result<Option<Self>> {
+    /// Where ids do not keep workloads from the agent (`is_guarded`), they may less.
+    pub(crate) fn enter(config: &AgentConfig, is_guarded: bool) -> io::Result<Option<Self>> {
         if !config.confine {
             return Ok(None);
         }
-        let filters = compile::filters(shares_id)?;
+        let filters = compile::filters(is_guarded, config.packages.then_some(config.keeper_id).filter(|&id| id != 0))?;
         let refused = |cause| {
             io::Error::other(format!("the kernel takes no seccomp filter, and nothing runs here without: {cause}"))
         };

@@ -106,7 +106,7 @@ fn s1_every_call_of_this_kernel_is_decided_on() {
 
 #[test]
 fn s1_what_is_not_listed_does_not_exist() {
-    let filters = filters(false).unwrap();
+    let filters = filters(false, None).unwrap();
     let gap = listed()[0].1 + 1;
     for number in [u64::from(gap), 470, 1000, 0x4000_0000, 0x4000_0000 + 59, 0xffff_ffff] {
         let seen = for_workload(&filters, &attempt(number as libc::c_long, &[]));
@@ -121,7 +121,7 @@ fn s1_what_is_not_listed_does_not_exist() {
 
 #[test]
 fn s1_each_group_is_what_it_says() {
-    let filters = filters(false).unwrap();
+    let filters = filters(false, None).unwrap();
     for (kind, call) in calls().filter(|(_, call)| call.rule.is_empty()) {
         // Whatever the arguments.
         for arguments in [[0; 6], [u64::MAX; 6], [1; 6]] {
@@ -142,7 +142,7 @@ const CLOEXEC: u64 = libc::SOCK_CLOEXEC as u64;
 #[test]
 fn s1_socket_families_are_an_allowlist() {
     const NETLINK: u64 = libc::AF_NETLINK as u64;
-    let filters = filters(false).unwrap();
+    let filters = filters(false, None).unwrap();
     let mut open = BTreeSet::new();
     for family in 0..=64_u64 {
         for kind in 0..=15_u64 {
@@ -232,7 +232,7 @@ fn decided_by_arguments() -> Vec<(&'static str, Attempt, Outcome)> {
 
 #[test]
 fn s1_arguments_decide() {
-    let filters = filters(false).unwrap();
+    let filters = filters(false, None).unwrap();
     for (what, attempt, outcome) in decided_by_arguments() {
         assert_eq!(for_workload(&filters, &attempt), outcome, "{what}: {attempt:x?}");
     }
@@ -245,7 +245,7 @@ fn s1_arguments_decide() {
 
 #[test]
 fn s1_whoever_has_the_agents_id_leaves_it_alone() {
-    let (apart, alike) = (filters(false).unwrap(), filters(true).unwrap());
+    let (apart, alike) = (filters(false, None).unwrap(), filters(true, None).unwrap());
     let core = u64::from(libc::RLIMIT_CORE);
     let files = u64::from(libc::RLIMIT_NOFILE);
     for (number, arguments, alike_gets) in [
@@ -271,9 +271,36 @@ fn s1_whoever_has_the_agents_id_leaves_it_alone() {
     assert_eq!(for_workload(&alike, &core), Outcome::Answered(0), "what else is answered stays so");
 }
 
+#[test]
+fn s1_with_packages_nobody_becomes_the_keeper() {
+    const KEEPER: u64 = 65_535;
+    let (with, without) = (filters(true, Some(KEEPER as u32)).unwrap(), filters(true, None).unwrap());
+    let other = [KEEPER - 1, u64::from(u32::MAX), 0];
+    for (number, arguments) in [
+        (libc::SYS_setuid, 1),
+        (libc::SYS_setgid, 1),
+        (libc::SYS_setreuid, 2),
+        (libc::SYS_setregid, 2),
+        (libc::SYS_setresuid, 3),
+        (libc::SYS_setresgid, 3),
+        (libc::SYS_setfsuid, 1),
+        (libc::SYS_setfsgid, 1),
+    ] {
+        for place in 0..arguments {
+            let mut asked = other;
+            // The high half says nothing: the kernel does not look at it.
+            asked[place] = 0x1_0000_0000 | KEEPER;
+            let attempt = attempt(number, &asked[..arguments]);
+            assert_eq!(for_workload(&with, &attempt), Outcome::Answered(libc::EPERM), "{attempt:x?}");
+            assert_eq!(for_workload(&without, &attempt), Outcome::Through, "{attempt:x?}");
+        }
+        assert_eq!(for_workload(&with, &attempt(number, &other[..arguments])), Outcome::Through);
+    }
+}
+
 /// Does something in a child under both filters: what it wrote, and its wait status.
 fn confined(work: impl FnOnce(&mut dyn FnMut(i32))) -> (Vec<i32>, i32) {
-    let filters = filters(false).unwrap();
+    let filters = filters(false, None).unwrap();
     let (read, write) = pipe_with(PipeFlags::CLOEXEC).unwrap();
     // SAFETY: the child only makes raw calls on memory that is there already, and ends in exit.
     match unsafe { sys::clone_process(None) }.unwrap() {
@@ -371,7 +398,7 @@ fn s1_the_32_bit_door_is_shut() {
 
 #[test]
 fn filters_have_a_length_that_the_kernel_takes() {
-    let filters = filters(false).unwrap();
+    let filters = filters(false, None).unwrap();
     assert!(filters.agent.len() < 3000, "little is left: {}", filters.agent.len());
     assert!(filters.workload.len() < 64, "it is installed for each command: {}", filters.workload.len());
 }

@@ -113,6 +113,7 @@ impl TestAgent {
             open_files: None,
             processes: None,
             confine: true,
+            packages: false,
         };
         change(&mut config);
         std::fs::write(run.join(CONFIG), serde_json::to_vec(&config).unwrap()).unwrap();

@@ -352,6 +352,9 @@ pub struct SandboxSpec {
     pub limits: Limits,
     /// How it is connected.
     pub network: Network,
+    /// Whether commands of root may install packages.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub packages: bool,
     /// Ports that must answer before it is ready.
     pub ports: Vec<u16>,
     /// What is done at moments of its life.

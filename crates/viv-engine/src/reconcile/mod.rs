@@ -3,7 +3,7 @@
 
 mod expiry;
 mod health;
-mod provider_sync;
+pub(crate) mod provider_sync;
 mod retention;
 mod snapshots;
 mod stuck;

@@ -25,7 +25,7 @@ const PAGE: usize = 500;
 #[derive(Debug, Default)]
 pub(crate) struct Suspects(Mutex<BTreeMap<InstanceRef, (u64, u32)>>);
 
-pub(super) async fn run(inner: &Arc<Inner>) -> Result<Report, EngineError> {
+pub(crate) async fn run(inner: &Arc<Inner>) -> Result<Report, EngineError> {
     let mut report = Report::default();
     // What is created meanwhile is not in the listing, and its record is not asked for: nothing follows from that.
     let listed = list(inner).await?;
@@ -47,12 +47,12 @@ pub(super) async fn run(inner: &Arc<Inner>) -> Result<Report, EngineError> {
     Ok(report)
 }
 
-struct Everything {
-    items: Vec<Listed>,
-    complete: bool,
+pub(crate) struct Everything {
+    pub(crate) items: Vec<Listed>,
+    pub(crate) complete: bool,
 }
 
-async fn list(inner: &Arc<Inner>) -> Result<Everything, EngineError> {
+pub(crate) async fn list(inner: &Arc<Inner>) -> Result<Everything, EngineError> {
     let mut everything = Everything { items: Vec::new(), complete: true };
     let mut page = PageRequest::default();
     loop {
@@ -72,7 +72,7 @@ async fn list(inner: &Arc<Inner>) -> Result<Everything, EngineError> {
 
 /// Whether nobody wants this instance: its sandbox has no record, or has gone on to another one. The step that does so
 /// clears the last one first, so what is older is there because somebody was away, or the records are from a backup.
-fn is_left_over(record: Option<&Sandbox>, instance: &InstanceRef) -> bool {
+pub(crate) fn is_left_over(record: Option<&Sandbox>, instance: &InstanceRef) -> bool {
     record.is_none_or(|record| instance.generation < record.generation)
 }
 

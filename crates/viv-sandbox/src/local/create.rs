@@ -23,7 +23,7 @@ use crate::fence::Fences;
 use crate::layout::{DataDir, InstanceDir, InstanceRecord, Made};
 use crate::process;
 use crate::rootfs::IdRange;
-use crate::runtime::PATH;
+use crate::runtime::{Kernel, PATH};
 use crate::shim::proto::{LINE_BYTES_MAX, Started};
 use crate::store::active::Start;
 use crate::store::layer::{LayerForm, LayerId};
@@ -32,7 +32,7 @@ use crate::store::snapshot::HeldSnapshot;
 use crate::wait::readable_within;
 
 /// What stands before the name of a folder that is being filled.
-const NEW: &str = ".new-";
+pub(super) const NEW: &str = ".new-";
 
 /// Longest record; environment and labels are what can make it long.
 const RECORD_BYTES_MAX: usize = 512 << 10;
@@ -262,10 +262,28 @@ impl LocalProvider {
             let what = format!("the working directory {:?} is not an absolute path without ..", spec.workdir);
             return Err(invalid(what, "name one like /workspace"));
         }
+        if spec.packages {
+            self.check_packages()?;
+        }
         if spec.lifetime_ms == 0 {
             return Err(invalid("a lifetime of 0 ms is over before it begins".to_owned(), "name at least 1"));
         }
         Ok(())
+    }
+
+    /// Refuses what would not work: files change hands between ids, and the agent has to be guarded in other ways.
+    fn check_packages(&self) -> Result<()> {
+        if self.shared.config.ids.count() == 1 {
+            let what = "there is one id only, so no file can belong to anybody else".to_owned();
+            return Err(invalid(what, "have root give you subordinate ids (/etc/subuid, /etc/subgid)"));
+        }
+        match self.runtime()?.kernel {
+            Kernel::Host => Ok(()),
+            Kernel::Gvisor => {
+                let what = "this runtime's sandboxes install no packages: how the agent is kept apart there takes ids";
+                Err(invalid(what.to_owned(), "use the embedded runtime or runc, or an image that has the packages"))
+            }
+        }
     }
 
     /// Claims the folder under the fence's lock. The intent is on disk before anything exists.

@@ -243,7 +243,7 @@ fn not_ended(error: io::Error) -> ProviderError {
 }
 
 /// Whether a record is as a power cut leaves one that had not been written out: missing, empty, or zeros.
-fn is_torn(dir: &InstanceDir) -> bool {
+pub(super) fn is_torn(dir: &InstanceDir) -> bool {
     match fs::read(dir.record()) {
         Ok(content) => content.iter().all(|&byte| byte == 0),
         Err(error) => error.kind() == io::ErrorKind::NotFound,
@@ -297,7 +297,7 @@ fn kill_shim(dir: &InstanceDir) -> io::Result<bool> {
 }
 
 /// Takes the folder out of sight in one step; it is left to be taken apart.
-fn discard(data: &DataDir, dir: &InstanceDir) -> Result<Option<PathBuf>> {
+pub(super) fn discard(data: &DataDir, dir: &InstanceDir) -> Result<Option<PathBuf>> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let name = dir.path().file_name().expect("an instance's folder has a name").to_string_lossy();
     let count = COUNT.fetch_add(1, Ordering::Relaxed);

@@ -5,6 +5,7 @@
 //! instance folders and in the shims.
 
 mod agent_client;
+mod audit;
 mod chores;
 mod connect;
 mod create;
@@ -35,9 +36,9 @@ use viv_core::exec::{ExecSpec, ExecStatus, TtySize};
 use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked};
 use viv_core::{ExecutionId, Generation, Identity, OwnerMark, RequestId, SandboxId, SnapshotId};
 use viv_provider::{
-    ByteReader, Capabilities, Capability, Deadline, DeadlineChange, Dialled, DiskUsage, Ended, FileWrite, InstanceRef,
-    InstanceSpec, LogPart, Mutation, Observation, OutputStream, Page, PageRequest, Provider, ProviderError,
-    RequestStream, ResourceLimits, SaveRequest, Snapshot, SnapshotSeen, WatchStream, Whereabouts,
+    ByteReader, Capabilities, Capability, Deadline, DeadlineChange, Dialled, DiskUsage, Ended, FileWrite, Finding,
+    InstanceRef, InstanceSpec, LogPart, Mutation, Observation, OutputStream, Page, PageRequest, Provider,
+    ProviderError, RequestStream, ResourceLimits, SaveRequest, Snapshot, SnapshotSeen, Swept, WatchStream, Whereabouts,
 };
 
 use chores::{Chore, Chores};
@@ -640,6 +641,14 @@ impl Provider for LocalProvider {
 
     async fn dial(&self, instance: &InstanceRef, port: u16) -> Result<Box<dyn Dialled>> {
         self.dial_port(instance, port).await
+    }
+
+    async fn audit(&self) -> Result<Vec<Finding>> {
+        self.find_left().await
+    }
+
+    async fn sweep(&self, findings: &[Finding]) -> Result<Vec<Swept>> {
+        self.sweep_left(findings).await
     }
 
     async fn requests(&self, instance: &InstanceRef) -> Result<Box<dyn RequestStream>> {

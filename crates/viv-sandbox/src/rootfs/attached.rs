@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::mount::{MountFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, move_mount, open_tree, unmount};
 
-use super::overlay::{Layers, NO_REDIRECTS, USER_MARKS, marks_are_the_users};
+use super::overlay::{Layers, NO_REDIRECTS, OWN_NUMBERS, USER_MARKS, marks_are_the_users};
 use super::stage::CANDIDATES;
 use crate::sys::descriptor::replace;
 use crate::sys::namespace::with_own_mounts;
@@ -103,6 +103,9 @@ fn options(layers: &Layers) -> io::Result<CString> {
     if let Some((upper, work)) = &layers.upper {
         options.extend([format!("upperdir={}", name(upper)), format!("workdir={}", name(work))]);
     }
+    if layers.numbers_repeat {
+        options.push(format!("{}={}", OWN_NUMBERS.0, OWN_NUMBERS.1));
+    }
     if marks_are_the_users() {
         options.push(USER_MARKS.to_owned());
     }
@@ -184,7 +187,7 @@ mod tests {
             let lowers = folders.iter().map(|folder| clone(&open(folder))).collect::<io::Result<Vec<_>>>()?;
             let layer = clone(&open(&written))?;
             let below = |name| openat(&layer, name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-            let layers = Layers { lowers, upper: Some((below("upper")?, below("work")?)) };
+            let layers = Layers { lowers, upper: Some((below("upper")?, below("work")?)), numbers_repeat: false };
             let detached: Vec<_> = layers.lowers.iter().chain([&layer]).collect();
             let overlay = mount(&layers, &detached, &place, MountFlags::NODEV)?;
             assert!(fs::read_dir(&place)?.next().is_none(), "something is still there");

@@ -188,7 +188,7 @@ pub(crate) fn mount(
     for part in &plan.parts {
         let lowers = part.lowers.iter().map(|lower| disks.folder(lower, &part.name)).collect::<Result<Vec<_>, _>>()?;
         let target = stage.folder(&stage::part_name(&part.name))?;
-        overlay::mount(mapping.as_ref(), &lowers, &writable, &part.name, &target, ids)?;
+        overlay::mount(stage.path(), mapping.as_ref(), &lowers, &writable, &part.name, &target, ids)?;
         prepare::probe_writable(&target, ids)?;
         targets.push((part, target));
     }

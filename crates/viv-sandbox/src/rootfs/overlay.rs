@@ -19,12 +19,17 @@ use rustix::mount::{
 
 use super::{IdRange, RootError, Step, attached};
 use crate::linux;
+use crate::store::driver::is_btrfs;
 use crate::store::layer::{PARTS, WORK};
+use crate::sys::btrfs::filesystem_name;
 use crate::sys::creds::ActingAs;
 use crate::sys::idmap::idmap_mount;
 
 /// Mounts `lowers` (topmost first) under one part of a writable layer.
+///
+/// `stage` is on a filesystem of its own, and holds an empty folder.
 pub(super) fn mount(
+    stage: &Path,
     mapping: Option<&OwnedFd>,
     lowers: &[PathBuf],
     writable: &Path,
@@ -44,7 +49,11 @@ pub(super) fn mount(
     let below = |path: &Path| openat(&layer, path, FOLDER | OFlags::NOFOLLOW, Mode::empty());
     let upper = below(&upper).step(|| "open the writable layer".to_owned())?;
     let work = below(&work).step(|| "open the overlay's work folder".to_owned())?;
-    let layers = Layers { lowers, upper: Some((upper, work)) };
+    let mut layers = Layers { lowers, upper: Some((upper, work)), numbers_repeat: false };
+    if numbers_may_repeat(paths, writable).step(|| "look where its layers are".to_owned())? {
+        layers.numbers_repeat = true;
+        layers.lowers.push(apart(stage, mapping.is_some()).step(|| "open the stage".to_owned())?);
+    }
 
     // The overlay keeps these credentials and makes its work folder with them.
     // An id that the mapping does not know could not own that folder, and the
@@ -110,19 +119,54 @@ pub(super) struct Layers {
     pub(super) lowers: Vec<OwnedFd>,
     /// Where what is written goes, and the work folder.
     pub(super) upper: Option<(OwnedFd, OwnedFd)>,
+    /// Whether inodes in them may have the same numbers, so that folders are to be given others.
+    pub(super) numbers_repeat: bool,
 }
 
 impl Layers {
     /// Opens folders to be put one above the other.
     pub(super) fn open(folders: &[PathBuf]) -> io::Result<Self> {
         let open = |folder| Ok(openat(CWD, folder, FOLDER | OFlags::NOFOLLOW, Mode::empty())?);
-        Ok(Self { lowers: folders.iter().map(open).collect::<io::Result<_>>()?, upper: None })
+        Ok(Self { lowers: folders.iter().map(open).collect::<io::Result<_>>()?, upper: None, numbers_repeat: false })
     }
 }
 
 /// A layer must mean the same above anything else later, so folders are never kept as a reference to below. What a
 /// foreign layer says of that kind is not followed.
 pub(super) const NO_REDIRECTS: (&str, &str) = ("redirect_dir", "nofollow");
+
+/// Has an overlay of several filesystems give its folders numbers of its own, and files the device of theirs.
+pub(super) const OWN_NUMBERS: (&str, &str) = ("xino", "off");
+
+/// Whether a layer below is in another subvolume of the btrfs that is written to, and not among those that the store
+/// keeps apart by their numbers (`store::seed`): the machine's own folders, and layers from before it did.
+fn numbers_may_repeat(lowers: &[PathBuf], writable: &Path) -> io::Result<bool> {
+    if !is_btrfs(writable)? {
+        return Ok(false);
+    }
+    // layers/active/<instance>
+    let store = writable.ancestors().nth(2).unwrap_or(writable);
+    let (ours, numbered) = (fs::metadata(writable)?.dev(), fs::metadata(store)?.dev());
+    let name = filesystem_name(File::open(writable)?)?;
+    for lower in lowers {
+        let device = fs::metadata(lower)?.dev();
+        let is_apart = device == ours || device == numbered && lower.starts_with(store);
+        if !is_apart && is_btrfs(lower)? && filesystem_name(File::open(lower)?)? == name {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// An empty folder on another filesystem, to be put below all others.
+fn apart(stage: &Path, detached: bool) -> io::Result<OwnedFd> {
+    let folder = stage.join("apart");
+    fs::create_dir_all(&folder)?;
+    if !detached {
+        return Ok(openat(CWD, &folder, FOLDER | OFlags::NOFOLLOW, Mode::empty())?);
+    }
+    Ok(open_tree(CWD, &folder, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)?)
+}
 
 /// Keeps the overlay's marks where an ordinary user may write them.
 pub(super) const USER_MARKS: &str = "userxattr";
@@ -180,6 +224,9 @@ fn by_descriptor(layers: &Layers, flags: MountFlags) -> Result<OwnedFd, Refused>
         set("workdir", work)?;
     }
     fsconfig_set_string(&context, NO_REDIRECTS.0, NO_REDIRECTS.1)?;
+    if layers.numbers_repeat {
+        fsconfig_set_string(&context, OWN_NUMBERS.0, OWN_NUMBERS.1)?;
+    }
     if marks_are_the_users() {
         fsconfig_set_flag(&context, USER_MARKS)?;
     }

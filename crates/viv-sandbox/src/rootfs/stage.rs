@@ -106,6 +106,10 @@ impl Stage {
         mount("none", CGROUPS, "cgroup2", flags, None).step(|| format!("cover {CGROUPS}"))
     }
 
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
     /// A folder to mount on.
     pub(crate) fn folder(&self, name: &str) -> Result<PathBuf, RootError> {
         let path = self.0.join(name);

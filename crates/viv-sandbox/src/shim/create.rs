@@ -256,6 +256,7 @@ pub(super) fn agent_config(record: &InstanceRecord, identity: &Identity) -> Agen
         open_files: record.spec.limits.open_files,
         processes: record.spec.limits.processes,
         confine: record.hardening.is_on(),
+        packages: record.spec.packages,
     }
 }
 

@@ -51,8 +51,8 @@ impl Store {
     /// Whether an instance made of these starts with a clone of the topmost layer, instead of having it below.
     pub(crate) fn clones_on_restore(&self, of: &MadeOf) -> io::Result<bool> {
         match (&self.driver, of.saved.first()) {
-            // In constant time, and chains do not grow.
-            (Driver::Btrfs { .. }, Some(top)) => Ok(self.need_layer(top)?.form == LayerForm::Folder),
+            // In constant time, and chains do not grow. What was brought in is a folder, and stays below.
+            (Driver::Btrfs { .. }, Some(top)) => Ok(self.driver.is_subvolume(&self.sealed_folder(top))),
             (Driver::Btrfs { .. }, None) | (Driver::Plain { .. }, _) => Ok(false),
         }
     }
@@ -81,7 +81,11 @@ impl Store {
         limit_bytes: Option<u64>,
     ) -> io::Result<()> {
         let folder = self.active_folder(instance);
-        let make = || if limit_bytes.is_some() { self.driver.make_limited(&folder) } else { self.driver.make(&folder) };
+        let make = || match &self.driver {
+            Driver::Btrfs { .. } => self.make_numbered(&folder, of),
+            Driver::Plain { .. } if limit_bytes.is_some() => self.driver.make_limited(&folder),
+            Driver::Plain { .. } => self.driver.make(&folder),
+        };
         match (self.form_for(limit_bytes), start) {
             (LayerForm::Folder, Start::Empty) => make()?,
             (LayerForm::Folder, Start::Layer(layer)) => self.driver.snapshot(&self.sealed_folder(layer), &folder)?,

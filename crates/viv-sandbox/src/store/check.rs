@@ -159,6 +159,15 @@ impl Store {
         Ok(())
     }
 
+    /// What was left by processes that died, or is not used any more; `None` while somebody builds.
+    pub(crate) fn leftovers(&self) -> io::Result<Option<Vec<String>>> {
+        let Some(_lock) = self.lock_exclusive()? else { return Ok(None) };
+        let known: BTreeSet<_> = self.layers()?.into_iter().map(|(id, _)| id).collect();
+        let mut checked = Checked::default();
+        self.find_leftovers(&known, &mut checked)?;
+        Ok(Some(checked.leftovers))
+    }
+
     fn find_leftovers(&self, known: &BTreeSet<LayerId>, checked: &mut Checked) -> io::Result<()> {
         // What cannot be read was told above.
         let Ok(references) = self.references() else { return Ok(()) };

@@ -2,7 +2,7 @@
 //!
 //! | | new layer | clone for a fork or restore | live snapshot | disk limit |
 //! |---|---|---|---|---|
-//! | `btrfs` | subvolume | snapshot, constant time | snapshot, constant time | quota group |
+//! | `btrfs` | subvolume if it is written to, else a folder (see `seed`) | snapshot, constant time | snapshot, constant time | quota group |
 //! | `plain` | folder | reflink or copy; restores mount and do not copy | freeze, reflink or copy | project quota, or a sparse filesystem each |
 
 use std::ffi::CString;
@@ -148,14 +148,11 @@ impl Driver {
         if self.has_projects() { project::begin(folder) } else { Ok(()) }
     }
 
-    /// An empty folder for one layer.
+    /// An empty folder for a layer that is written to by a sandbox.
     pub(crate) fn make(&self, folder: &Path) -> io::Result<()> {
         match self {
-            Self::Btrfs { .. } => {
-                let (parent, name) = parent_and_name(folder)?;
-                btrfs::create_subvolume(parent, &name)
-            }
-            Self::Plain { .. } => DirBuilder::new().mode(0o755).create(folder),
+            Self::Btrfs { .. } => make_subvolume(folder),
+            Self::Plain { .. } => make_folder(folder),
         }
     }
 
@@ -170,7 +167,8 @@ impl Driver {
     /// Has nobody write to it any more.
     pub(crate) fn seal(&self, folder: &Path) -> io::Result<()> {
         match self {
-            Self::Btrfs { .. } => btrfs::set_read_only(File::open(folder)?),
+            Self::Btrfs { .. } if self.is_subvolume(folder) => btrfs::set_read_only(File::open(folder)?),
+            Self::Btrfs { .. } => Ok(()),
             // Nobody does: it is only ever mounted read-only from now on.
             Self::Plain { .. } => self.unlimit(folder),
         }
@@ -179,9 +177,11 @@ impl Driver {
     /// Takes away the limit of a folder, if it has one.
     pub(crate) fn unlimit(&self, folder: &Path) -> io::Result<()> {
         match self {
-            Self::Btrfs { quota: Some(_) } => btrfs::limit_referenced(File::open(folder)?, None),
+            Self::Btrfs { quota: Some(_) } if self.is_subvolume(folder) => {
+                btrfs::limit_referenced(File::open(folder)?, None)
+            }
             Self::Plain { .. } if self.has_projects() => project::limit(folder, None),
-            Self::Btrfs { quota: None } | Self::Plain { .. } => Ok(()),
+            Self::Btrfs { .. } | Self::Plain { .. } => Ok(()),
         }
     }
 
@@ -197,6 +197,10 @@ impl Driver {
             return Some(Counted { referenced_bytes: bytes, exclusive_bytes: bytes });
         }
         let Self::Btrfs { quota: Some(quota) } = self else { return None };
+        // A folder has no group of its own: its bytes are those of all others beside it, too.
+        if !self.is_subvolume(folder) {
+            return None;
+        }
         let number = btrfs::subvolume_number(File::open(folder).ok()?).ok()?;
         let group = quota.join(format!("0_{number}"));
         let read = |name: &str| fs::read_to_string(group.join(name)).ok()?.trim().parse().ok();
@@ -264,6 +268,17 @@ pub(crate) fn limit(folder: &Path, bytes: u64) -> io::Result<()> {
     } else {
         project::limit(folder, Some(bytes))
     }
+}
+
+/// A folder that shares its filesystem's numbers with all beside it.
+pub(crate) fn make_folder(folder: &Path) -> io::Result<()> {
+    DirBuilder::new().mode(0o755).create(folder)
+}
+
+/// A subvolume, whose numbers begin anew.
+pub(crate) fn make_subvolume(folder: &Path) -> io::Result<()> {
+    let (parent, name) = parent_and_name(folder)?;
+    btrfs::create_subvolume(parent, &name)
 }
 
 fn gone_is_fine(removed: io::Result<()>) -> io::Result<()> {

@@ -386,6 +386,7 @@ impl Store {
                 content: None,
                 integrity: Integrity::Pending,
                 sealed_at_ms: now_wall_ms(),
+                highest_inode: None,
             };
             match self.put_layer(place, &meta) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),

@@ -103,6 +103,9 @@ pub(crate) struct LayerMeta {
     pub(crate) content: Option<Digest>,
     pub(crate) integrity: Integrity,
     pub(crate) sealed_at_ms: u64,
+    /// No inode in it has a higher number, where that is known and matters: see `seed`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) highest_inode: Option<u64>,
 }
 
 /// A layer whose parts can be read.
@@ -201,6 +204,7 @@ impl Store {
 
     /// Puts a finished folder in place as a layer. It is on disk, and was looked at, before this.
     pub(crate) fn put_layer(&self, folder: &Path, meta: &LayerMeta) -> io::Result<()> {
+        let meta = &self.numbered(folder, meta)?;
         let place = self.sealed_folder(&meta.id);
         // Between the move and the file it looks as if somebody had died here.
         let _lock = lock_file(&self.sealed().join(".lock"), true, PUT_WITHIN)?;

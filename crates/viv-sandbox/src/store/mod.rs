@@ -9,6 +9,7 @@
 //!     layers/           (the pool is mounted here)
 //!       active/<sandbox>.<generation>/   writable: parts/ work/, or disk.img
 //!       sealed/<layer>/  sealed/<layer>.json
+//!       seed/             on btrfs: what writable layers begin with, see `seed`
 //!       tmp/              being built: nothing in it counts
 //!       trash/            on its way out
 //!       empty/            what is below everything
@@ -44,6 +45,7 @@ pub(crate) mod plan;
 pub(crate) mod pool;
 pub(crate) mod project;
 pub(crate) mod seal;
+mod seed;
 pub(crate) mod snapshot;
 pub(crate) mod tidy;
 pub(crate) mod transfer;
@@ -125,7 +127,7 @@ impl Store {
     /// Opens the store of a data folder, making it if there is none.
     pub(crate) fn open(data: &DataDir, config: StoreConfig, host: HostBase) -> io::Result<Self> {
         let layers = data.layers();
-        DirBuilder::new().recursive(true).mode(0o700).create(&layers)?;
+        seed::make_layers_folder(&layers)?;
         let chosen = choose(data, config)?;
         if chosen.pool {
             pool::mount(&data.pool(), config.pool_bytes, &layers)?;
@@ -195,7 +197,8 @@ impl Store {
     /// An empty folder for a layer that is being built.
     pub(crate) fn new_layer_folder(&self) -> io::Result<PathBuf> {
         let place = self.new_place();
-        self.driver.make(&place)?;
+        // Not a subvolume on btrfs either: all of these have different numbers (`seed`).
+        driver::make_folder(&place)?;
         Ok(place)
     }
 

@@ -150,7 +150,16 @@ impl Store {
 fn meta(id: LayerId, form: LayerForm, opened: &OpenedLayer, survey: Survey) -> io::Result<LayerMeta> {
     let parts = part_names(&opened.parts())?;
     let integrity = Integrity::Pending;
-    Ok(LayerMeta { id, form, parts, survey, content: None, integrity, sealed_at_ms: now_wall_ms() })
+    Ok(LayerMeta {
+        id,
+        form,
+        parts,
+        survey,
+        content: None,
+        integrity,
+        sealed_at_ms: now_wall_ms(),
+        highest_inode: None,
+    })
 }
 
 fn same(one: &Survey, other: &Survey, otherwise: &str) -> io::Result<()> {

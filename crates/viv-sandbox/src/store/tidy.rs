@@ -238,6 +238,7 @@ impl Store {
             content: None,
             integrity: Integrity::Pending,
             sealed_at_ms: now_wall_ms(),
+            highest_inode: None,
         })
     }
 }

@@ -23,7 +23,6 @@ use viv_layer::{Digest, Form, Packer, Survey};
 use viv_provider::{InstanceRef, Integrity, SaveCost, Snapshot};
 
 use super::Store;
-use super::driver::DriverKind;
 use super::error::{StoreError, Tried};
 use super::layer::{LayerForm, LayerId, LayerMeta, PARTS, part_names};
 use super::plan::{Base, MadeOf};
@@ -254,12 +253,7 @@ impl Store {
         let parts = folder.join(PARTS);
         let taken = (|| {
             need_folder(unpacked)?;
-            let moved = match self.driver.kind() {
-                DriverKind::Plain => fs::rename(unpacked, &parts),
-                // From one subvolume to another nothing can be moved, but everything shared.
-                DriverKind::Btrfs => viv_layer::copy(unpacked, &parts).map(|_| ()),
-            };
-            moved.tried(|| "the file does not hold all layers that it says".to_owned())?;
+            fs::rename(unpacked, &parts).tried(|| "the file does not hold all layers that it says".to_owned())?;
             self.sync().tried(cannot)?;
             let survey = viv_layer::survey(&parts).tried(cannot)?;
             let content = viv_layer::content(&parts).tried(cannot)?;
@@ -275,6 +269,7 @@ impl Store {
                 content: Some(content),
                 integrity: Integrity::Verified,
                 sealed_at_ms: now_wall_ms(),
+                highest_inode: None,
             };
             match self.put_layer(&folder, &meta) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}

@@ -10,6 +10,7 @@ use std::path::Path;
 const MAGIC: u32 = 0x94;
 const SUBVOL_CREATE: u64 = write_request(14, size_of::<VolArgs>());
 const SNAP_DESTROY: u64 = write_request(15, size_of::<VolArgs>());
+const TREE_SEARCH: u64 = write_request(17, size_of::<TreeSearch>()) | READ;
 const INO_LOOKUP: u64 = write_request(18, size_of::<InoLookup>()) | READ;
 const WAIT_SYNC: u64 = write_request(22, size_of::<u64>());
 const SNAP_CREATE_V2: u64 = write_request(23, size_of::<VolArgs2>());
@@ -65,6 +66,24 @@ struct InoLookup {
     treeid: u64,
     objectid: u64,
     name: [u8; 4080],
+}
+
+#[repr(C)]
+struct TreeSearch {
+    /// 0: the tree of the subvolume that is asked.
+    tree: u64,
+    min_objectid: u64,
+    max_objectid: u64,
+    min_offset: u64,
+    max_offset: u64,
+    min_transid: u64,
+    max_transid: u64,
+    min_type: u32,
+    max_type: u32,
+    items: u32,
+    unused: u32,
+    more_unused: [u64; 4],
+    found: [u8; 3992],
 }
 
 #[repr(C)]
@@ -139,6 +158,38 @@ pub(crate) fn subvolume_number(folder: impl AsFd) -> io::Result<u64> {
     Ok(lookup.treeid)
 }
 
+/// The highest inode number in the subvolume that a folder lies in. What is made there from now on has higher ones.
+pub(crate) fn highest_inode(folder: impl AsFd) -> io::Result<u64> {
+    /// `BTRFS_LAST_FREE_OBJECTID`: what is above is no inode.
+    const LAST: u64 = 0_u64.wrapping_sub(256);
+    let is_any_from = |first: u64| -> io::Result<bool> {
+        let mut search = TreeSearch {
+            tree: 0,
+            min_objectid: first,
+            max_objectid: LAST,
+            min_offset: 0,
+            max_offset: u64::MAX,
+            min_transid: 0,
+            max_transid: u64::MAX,
+            min_type: 0,
+            max_type: u32::MAX,
+            items: 1,
+            unused: 0,
+            more_unused: [0; 4],
+            found: [0; 3992],
+        };
+        ioctl(&folder, TREE_SEARCH, &mut search)?;
+        Ok(search.items > 0)
+    };
+    // The kernel looks forwards only, so it is asked by halves.
+    let (mut there, mut not_there) = (SUBVOLUME_INODE, LAST);
+    while there + 1 < not_there {
+        let middle = there + (not_there - there) / 2;
+        if is_any_from(middle)? { there = middle } else { not_there = middle }
+    }
+    Ok(there)
+}
+
 /// The name of the filesystem, as `/sys/fs/btrfs` has it.
 pub(crate) fn filesystem_name(folder: impl AsFd) -> io::Result<String> {
     let mut info = FsInfo { max_id: 0, num_devices: 0, fsid: [0; 16], rest: [0; 992] };
@@ -210,6 +261,7 @@ mod tests {
     #[test]
     fn arguments_have_the_kernels_sizes() {
         assert_eq!((size_of::<VolArgs>(), size_of::<VolArgs2>(), size_of::<InoLookup>()), (4096, 4096, 4096));
+        assert_eq!(size_of::<TreeSearch>(), 4096);
         assert_eq!((size_of::<FsInfo>(), size_of::<QuotaCtl>(), size_of::<QgroupLimit>()), (1024, 16, 48));
         assert_eq!(SUBVOL_CREATE, 0x5000_940e);
         assert_eq!(SNAP_CREATE_V2, 0x5000_9417);

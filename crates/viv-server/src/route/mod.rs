@@ -9,6 +9,7 @@ mod keys;
 mod lifecycle;
 mod looks;
 mod output;
+mod reconcile;
 mod rest;
 mod sandboxes;
 pub(crate) mod schedules;
@@ -42,6 +43,7 @@ pub(crate) fn tell(table: &mut impl Table) {
     keys::tell(table);
     schedules::tell(table);
     drain::tell(table);
+    reconcile::tell(table);
 }
 
 fn page_limit(limit: Option<viv_api::bound::PageLimit>) -> usize {

@@ -25,6 +25,7 @@ mod logs;
 mod new;
 mod progress;
 mod ps;
+mod reconcile;
 mod reset;
 mod rest;
 mod rm;
@@ -120,6 +121,9 @@ pub(crate) enum Verb {
     Drain(drain::Args),
     /// Take new work again after a drain
     Undrain,
+    /// Find what belongs to nobody, or is missing, and only tell it
+    Audit,
+    Reconcile(reconcile::Args),
     /// Make, list and revoke keys
     Key(key::Args),
     Selftest(selftest::Args),
@@ -177,6 +181,8 @@ fn dispatch(verb: Verb, global: &Global) -> anyhow::Result<ExitCode> {
         Verb::Schedule(args) => schedule::run(args, &daemon),
         Verb::Drain(args) => drain::run(&args, &daemon),
         Verb::Undrain => drain::undrain(&daemon),
+        Verb::Audit => reconcile::audit(&daemon),
+        Verb::Reconcile(args) => reconcile::run(&args, &daemon),
         Verb::Key(args) => key::run(args, &daemon),
         Verb::Version | Verb::Selftest(_) => unreachable!("finds its daemon itself, and was done before"),
     }

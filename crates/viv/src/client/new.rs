@@ -44,6 +44,9 @@ pub(super) struct NewArgs {
     /// Whom those inside may talk to [default: none]
     #[arg(long, value_enum)]
     egress: Option<EgressArg>,
+    /// Let commands of root install packages: change owners of files, and become other users
+    #[arg(long)]
+    packages: bool,
     /// A port that must answer before it is ready
     #[arg(long, value_name = "PORT")]
     port: Vec<Port>,
@@ -112,6 +115,7 @@ impl NewArgs {
                     Some(EgressArg::All) => Egress::All,
                 },
             },
+            packages: self.packages,
             ports: Ports::new(self.port).map_err(wrong)?,
             services: Services::new(spec::services(&self.service, &self.ready)?).map_err(wrong)?,
             hooks: Hooks::default(),

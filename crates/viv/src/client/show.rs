@@ -95,6 +95,7 @@ pub(super) fn shown(sandbox: &Sandbox, now_ms: u64) -> String {
         some(&sandbox.labels.iter().map(|(key, value)| format!("{key}={value}  ")).collect::<String>()),
     );
     facts.add("egress", word(&sandbox.spec.network.egress));
+    facts.maybe("packages", sandbox.spec.packages.then(|| "root may change owners and become other users".to_owned()));
     let persistent = if sandbox.policy.persistent { "persistent" } else { "ephemeral" };
     let policy = &sandbox.policy;
     let idle = policy.idle_ms.map_or_else(String::new, |ms| format!(", frozen after {} unused", span(ms)));

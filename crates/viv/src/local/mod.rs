@@ -152,6 +152,9 @@ struct NewArgs {
     /// Whom those inside may talk to
     #[arg(long, value_enum, default_value_t = EgressArg::None)]
     egress: EgressArg,
+    /// Let commands of root install packages: change owners of files, and become other users
+    #[arg(long)]
+    packages: bool,
 }
 
 #[derive(Clone, Copy, ValueEnum)]

@@ -185,6 +185,7 @@ pub(super) fn spec(new: NewArgs) -> InstanceSpec {
         EgressArg::None => Egress::None,
         EgressArg::All => Egress::All,
     };
+    spec.packages = new.packages;
     spec
 }
 

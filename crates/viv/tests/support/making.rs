@@ -238,8 +238,8 @@ impl Tar {
 
     /// A shell with what scripts of the tests call, copied from this machine with the libraries it needs.
     pub fn with_shell() -> Self {
-        const TOOLS: [&str; 13] =
-            ["sh", "cat", "ls", "stat", "touch", "env", "rm", "chmod", "id", "mkdir", "mv", "ln", "head"];
+        const TOOLS: [&str; 15] =
+            ["sh", "cat", "ls", "stat", "touch", "env", "rm", "chmod", "id", "mkdir", "mv", "ln", "head", "cp", "find"];
         let mut tar = Self::new();
         tar.folder("bin/").folder("tmp/").folder("etc/").file("etc/passwd", "root:x:0:0::/:/bin/sh\n");
         let mut libraries = BTreeSet::new();

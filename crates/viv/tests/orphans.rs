@@ -1,0 +1,336 @@
+//! What is left on the machine is found and cleared away, whatever kind it is, and nothing else is touched (J1).
+#![allow(missing_docs, reason = "tests")]
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::process::Signal;
+use serde_json::Value;
+use support::restart::{House, create};
+use support::{Ground, Sandbox, eventually, fresh_bytes, is_alive, kill, mutation};
+use viv_api::query::ListEvents;
+use viv_core::{EndCause, OwnerMark, SandboxId};
+use viv_provider::{Finding, FindingKind, InstanceSpec, InstanceState, Provider, SweptAs};
+use viv_sandbox::cgroup::Layout;
+
+const LIFETIME: Duration = Duration::from_secs(600);
+
+/// The v2 hierarchy, or `None` with a word.
+fn v2() -> Option<PathBuf> {
+    let found = Layout::detect().unwrap().v2;
+    if found.is_none() {
+        eprintln!("PASSED OVER: there is no cgroup v2 here");
+    }
+    found
+}
+
+/// A process that does nothing, in a cgroup; ended with the test at the latest.
+struct Sleeper(Child);
+
+impl Sleeper {
+    fn in_cgroup(cgroup: &Path) -> Self {
+        let child = Command::new("sleep").arg("600").spawn().unwrap();
+        fs::write(cgroup.join("cgroup.procs"), child.id().to_string()).unwrap();
+        Self(child)
+    }
+
+    fn has_ended(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_some()
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn at(path: &Path) -> Self {
+        fs::create_dir_all(path).unwrap();
+        mount("none", path, "tmpfs", MountFlags::empty(), None).unwrap();
+        Self(path.to_owned())
+    }
+
+    fn is_there(&self) -> bool {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        mounts.lines().any(|line| line.split(' ').nth(4) == self.0.to_str())
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = unmount(&self.0, UnmountFlags::DETACH);
+    }
+}
+
+async fn audit(ground: &Ground) -> Vec<Finding> {
+    ground.provider.audit().await.unwrap()
+}
+
+/// A sandbox that was here and is not any more: a fence remembers it.
+async fn gone(ground: &Ground) -> SandboxId {
+    let sandbox = ground.create(LIFETIME).await;
+    sandbox.destroy().await;
+    sandbox.id.clone()
+}
+
+/// Clears away what is of this kind and names this, and answers what was found.
+async fn found_and_cleared(ground: &Ground, kind: FindingKind, what: &str) -> Finding {
+    let all = audit(ground).await;
+    let found: Vec<_> = all.iter().filter(|one| one.kind == kind && one.what.contains(what)).cloned().collect();
+    assert_eq!(found.len(), 1, "{kind} {what}: {all:#?}");
+    let swept = ground.provider.sweep(&found).await.unwrap();
+    assert_eq!(swept.len(), 1);
+    assert_eq!(swept[0].outcome, SweptAs::Gone, "{swept:?}");
+    let again = audit(ground).await;
+    assert!(!again.iter().any(|one| one.kind == kind && one.what == found[0].what), "{again:#?}");
+    // It is not cleared twice.
+    assert_eq!(ground.provider.sweep(&found).await.unwrap()[0].outcome, SweptAs::NotLeftOver);
+    found[0].clone()
+}
+
+async fn assert_well(sandbox: &Sandbox<'_>) {
+    assert_eq!(sandbox.run("echo well").await.0, "well\n");
+}
+
+#[tokio::test]
+async fn j1_a_healthy_ground_has_nothing_left() {
+    let ground = Ground::new();
+    let sandbox = ground.create(LIFETIME).await;
+    gone(&ground).await;
+    let found = audit(&ground).await;
+    // What is remembered of the one that is gone; whoever has its record knows whether that is needed.
+    assert!(found.iter().all(|one| one.kind == FindingKind::Fence) && found.len() == 1, "{found:#?}");
+    sandbox.destroy().await;
+    ground.assert_nothing_left();
+}
+
+#[tokio::test]
+async fn j1_half_made_folders_sockets_leases_and_layers_go() {
+    let ground = Ground::new();
+    let alive = ground.create(LIFETIME).await;
+    let gone = gone(&ground).await;
+    let instances = ground.data.join("instances");
+
+    let new = instances.join(format!(".new-{gone}"));
+    fs::create_dir(&new).unwrap();
+    found_and_cleared(&ground, FindingKind::HalfMade, ".new-").await;
+    assert!(!new.exists());
+    let half = instances.join(SandboxId::from_bytes(fresh_bytes()).as_str());
+    fs::create_dir(&half).unwrap();
+    fs::write(half.join("shim.lock"), "").unwrap();
+    drop(UnixListener::bind(half.join("shim.sock")).unwrap());
+    found_and_cleared(&ground, FindingKind::HalfMade, half.to_str().unwrap()).await;
+    assert!(!half.exists());
+
+    // A socket on which somebody listens is somebody's, and files that we do not know stay.
+    let (left, held) = (instances.join("left.sock"), instances.join("held.sock"));
+    drop(UnixListener::bind(&left).unwrap());
+    let _listener = UnixListener::bind(&held).unwrap();
+    let foreign = instances.join("README");
+    fs::write(&foreign, "not ours").unwrap();
+    found_and_cleared(&ground, FindingKind::Socket, "left.sock").await;
+    assert!(!left.exists() && held.exists());
+
+    let lease = ground.data.join("ids/536870912");
+    symlink(gone.as_str(), &lease).unwrap();
+    found_and_cleared(&ground, FindingKind::Lease, "536870912").await;
+    assert!(fs::symlink_metadata(&lease).is_err());
+
+    let layers = ground.data.join("layers");
+    for place in ["tmp/left", "active/left", "sealed/left"] {
+        fs::create_dir(layers.join(place)).unwrap();
+        found_and_cleared(&ground, FindingKind::Layer, place).await;
+        assert!(!layers.join(place).exists());
+    }
+
+    found_and_cleared(&ground, FindingKind::Fence, gone.as_str()).await;
+    assert!(foreign.exists() && held.exists());
+    assert_eq!(audit(&ground).await, [], "and nothing else is left");
+    assert_well(&alive).await;
+    fs::remove_file(&foreign).unwrap();
+    fs::remove_file(&held).unwrap();
+    alive.destroy().await;
+    ground.assert_nothing_left();
+}
+
+#[tokio::test]
+async fn j1_stray_cgroups_and_mounts_go_and_those_of_others_stay() {
+    let Some(v2) = v2() else { return };
+    let ground = Ground::new();
+    let alive = ground.create(LIFETIME).await;
+    let gone = gone(&ground).await;
+    let prefix = v2.join(&ground.cgroup_prefix);
+
+    // Of a sandbox of another data folder, and of who knows whom.
+    let (others, foreign) = (prefix.join(SandboxId::from_bytes(fresh_bytes()).as_str()), prefix.join("foreign"));
+    let ours = prefix.join(gone.as_str());
+    for cgroup in [&others, &foreign, &ours] {
+        fs::create_dir_all(cgroup).unwrap();
+    }
+    let (mut left, mut theirs) = (Sleeper::in_cgroup(&ours), Sleeper::in_cgroup(&others));
+    found_and_cleared(&ground, FindingKind::Cgroup, ours.to_str().unwrap()).await;
+    eventually("what ran in it ended", || left.has_ended());
+    assert!(!ours.exists() && others.exists() && foreign.exists() && !theirs.has_ended());
+
+    let place = ground.data.join("trash/left behind");
+    let (stray, beside) = (Mounted::at(&place), Mounted::at(&ground.folder().join("beside")));
+    found_and_cleared(&ground, FindingKind::Mount, "left behind").await;
+    assert!(!stray.is_there() && beside.is_there());
+
+    assert_well(&alive).await;
+    drop(theirs);
+    eventually("its process is gone", || fs::remove_dir(&others).is_ok());
+    fs::remove_dir(&foreign).unwrap();
+    drop((stray, beside));
+    alive.destroy().await;
+    let _ = fs::remove_dir(&place);
+    ground.assert_nothing_left();
+}
+
+#[tokio::test]
+async fn j1_shims_and_agents_without_each_other_are_ended() {
+    let Some(v2) = v2() else { return };
+    let ground = Ground::new();
+    let alive = ground.create(LIFETIME).await;
+
+    // Stopped, a shim does not notice that its agent is gone.
+    let lost = ground.create(LIFETIME).await;
+    let (shim, guard, agent) = (lost.shim_pid(), lost.guard_pid(), lost.agent_pid());
+    kill(guard, Signal::STOP);
+    kill(shim, Signal::STOP);
+    kill(agent, Signal::KILL);
+    eventually("the agent is gone", || !is_alive(agent));
+    found_and_cleared(&ground, FindingKind::Supervisor, lost.id.as_str()).await;
+    eventually("shim and guard are gone", || !is_alive(shim) && !is_alive(guard));
+    let state = lost.state().await;
+    assert!(matches!(&state, InstanceState::Ended(ended) if ended.cause == EndCause::SupervisorLost), "{state:?}");
+    lost.destroy().await;
+
+    // Its folder was taken away under it.
+    let homeless = ground.create(LIFETIME).await;
+    let (shim, agent) = (homeless.shim_pid(), homeless.agent_pid());
+    let aside = ground.folder().join("aside");
+    fs::rename(homeless.folder(), &aside).unwrap();
+    found_and_cleared_any(&ground, FindingKind::Supervisor, homeless.id.as_str()).await;
+    eventually("shim and agent are gone", || !is_alive(shim) && !is_alive(agent));
+    fs::rename(&aside, homeless.folder()).unwrap();
+    homeless.destroy().await;
+
+    // Shim and guard are killed at once, and something that is not the agent's child lives on.
+    let orphaned = ground.create(LIFETIME).await;
+    let mut left = Sleeper::in_cgroup(&v2.join(&ground.cgroup_prefix).join(orphaned.id.as_str()));
+    let (shim, guard) = (orphaned.shim_pid(), orphaned.guard_pid());
+    kill(guard, Signal::STOP);
+    kill(shim, Signal::KILL);
+    kill(guard, Signal::KILL);
+    eventually("shim and guard are gone", || !is_alive(shim) && !is_alive(guard));
+    assert!(!left.has_ended());
+    found_and_cleared(&ground, FindingKind::Unsupervised, orphaned.id.as_str()).await;
+    eventually("what ran ended", || left.has_ended());
+    assert!(matches!(orphaned.state().await, InstanceState::Ended(_)));
+    orphaned.destroy().await;
+
+    assert_well(&alive).await;
+    alive.destroy().await;
+    ground.assert_nothing_left();
+}
+
+/// The same where one thing shows in several processes.
+async fn found_and_cleared_any(ground: &Ground, kind: FindingKind, what: &str) {
+    let is_it = |one: &&Finding| one.kind == kind && one.what.contains(what);
+    let found: Vec<_> = audit(ground).await.iter().filter(is_it).cloned().collect();
+    assert!(!found.is_empty());
+    let swept = ground.provider.sweep(&found).await.unwrap();
+    assert!(swept.iter().all(|one| one.outcome == SweptAs::Gone), "{swept:?}");
+    let again = audit(ground).await;
+    assert!(!again.iter().any(|one| is_it(&one)), "{again:#?}");
+}
+
+fn said(house: &House, words: &[&str], code: i32) -> Value {
+    let output = house.viv().args(words).arg("--json").output().unwrap();
+    assert_eq!(output.status.code(), Some(code), "{words:?}: {output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn kinds(report: &Value) -> BTreeSet<(String, String)> {
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    report["items"].as_array().unwrap().iter().map(|item| (text(&item["kind"]), text(&item["outcome"]))).collect()
+}
+
+fn pair(kind: &str, outcome: &str) -> (String, String) {
+    (kind.to_owned(), outcome.to_owned())
+}
+
+/// By the verbs of the daemon, and in the journal.
+#[tokio::test]
+async fn j2_audit_tells_reconcile_puts_right_and_both_are_journaled() {
+    let house = House::with_config("[reconcile]\nprovider_sync_s = 3600\norphan_grace_s = 0");
+    let daemon = house.start();
+    let client = daemon.client();
+    let ours = create(&client);
+    let report = said(&house, &["audit"], 0);
+    assert_eq!((&report["found"], &report["dry_run"]), (&0.into(), &true.into()), "{report:#}");
+
+    // An instance that no record knows, one of somebody else, and a half-made folder.
+    let (stray, other) = (SandboxId::from_bytes(fresh_bytes()), SandboxId::from_bytes(fresh_bytes()));
+    let marks: [OwnerMark; 2] = [house.owner_mark().await, "somebody-else".parse().unwrap()];
+    for (sandbox, mark) in [&stray, &other].into_iter().zip(&marks) {
+        house.provider().create(&mutation(1, 1), sandbox, mark, &InstanceSpec::host(600_000)).await.unwrap();
+    }
+    let half = house.provider_folder().join("instances").join(SandboxId::from_bytes(fresh_bytes()).as_str());
+    fs::create_dir(&half).unwrap();
+    let reported = [pair("half_made", "reported"), pair("instance", "reported")].into();
+    for words in [&["audit"][..], &["reconcile", "--dry-run"]] {
+        let report = said(&house, words, 0);
+        assert_eq!(kinds(&report), reported, "{report:#}");
+    }
+    assert!(half.exists(), "an audit changes nothing");
+    // The first one sees it once, the second agrees.
+    let report = said(&house, &["reconcile"], 0);
+    assert_eq!(kinds(&report), [pair("half_made", "done"), pair("instance", "left")].into(), "{report:#}");
+    assert!(!half.exists());
+    let report = said(&house, &["reconcile"], 0);
+    assert_eq!(kinds(&report), [pair("instance", "done")].into(), "{report:#}");
+    // What remembers it is of no use to anybody, since nothing else does.
+    let report = said(&house, &["reconcile"], 0);
+    assert_eq!(kinds(&report), [pair("fence", "done")].into(), "{report:#}");
+    let report = said(&house, &["audit"], 0);
+    assert_eq!(report["found"], 0, "{report:#}");
+    let words = house.viv().arg("audit").output().unwrap();
+    assert_eq!(support::stdout(&words), "nothing is left over, and nothing is missing");
+
+    // All of it is told, and the others are as they were.
+    let mut lines = Vec::new();
+    let mut query = ListEvents::default();
+    loop {
+        let page = client.events(&query).unwrap();
+        lines.extend(page.items.into_iter().map(|event| event.kind));
+        if !page.more {
+            break;
+        }
+        query.after = Some(page.next_after.to_string().parse().unwrap());
+    }
+    for kind in ["audit.started", "audit.found", "audit.item", "audit.completed"] {
+        assert!(lines.iter().any(|line| line == kind), "{kind}: {lines:?}");
+        assert!(lines.iter().any(|line| *line == kind.replace("audit", "reconcile")), "{kind}: {lines:?}");
+    }
+    let foreign = viv_provider::InstanceRef { sandbox: other.clone(), generation: viv_core::Generation(1) };
+    assert_eq!(house.provider().observe(&foreign).await.unwrap().state, InstanceState::Running);
+    house.provider().destroy(&mutation(1, 1), &other).await.unwrap();
+    client.sandbox(&ours.id).delete(None).unwrap();
+    support::restart::settled(&client, &ours.id);
+    house.assert_nothing_left();
+}
