@@ -34,6 +34,7 @@ mod sandbox;
 mod schedule;
 mod snapshots;
 mod stream;
+mod task;
 
 use std::time::Duration;
 
