@@ -1,5 +1,5 @@
 # Two targets for everybody: `make up` and `make test`. `make help` lists the rest.
-.PHONY: help up down simulate conformance explore test prepare build fmt lint deny unit quota cgroups kernels guest-tests bench soak clean
+.PHONY: help up down simulate conformance explore test prepare build fmt lint deny unit quota cgroups kernels guest-tests bench soak races clean
 
 CARGO ?= cargo
 TOOLS := $(CURDIR)/.tools
@@ -84,6 +84,9 @@ explore: ## properties with many other cases: CASES=20000 make explore
 
 simulate: ## simulated worlds by their seeds, and one line at the end: SEEDS=0..5000 make simulate
 	$(CARGO) run --release --package viv-chaos --example simulate --locked -- $${SEEDS:-0..5000}
+
+races: ## stop against effect 2,000 times on the real daemon, with and without a crash in between (an hour)
+	VIV_TASK_RACES=2000 $(CARGO) test --package viv --test daemon_tasks --locked -- k5_stop_against_effect --nocapture
 
 clean: ## remove what was built
 	$(CARGO) clean
