@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::bound::ScheduleRef;
+use crate::bound::{EffectName, GrantRef, Note, ReportedSteps, RunNumber, ScheduleRef, SessionText, TaskRef};
 use crate::error::ApiError;
 use crate::schedule::CreateSchedule;
 
@@ -18,6 +18,66 @@ pub enum InsideRequest {
     ScheduleList(Nothing),
     /// Take one away. Answered with `null`.
     ScheduleRemove(RemoveSchedule),
+    /// Say how far a task is. Answered with `null`.
+    TaskStep(ReportStep),
+    /// Ask for an effect of a task to begin. Answered with a [`GateGrant`].
+    TaskGate(AskGate),
+    /// Say what came of it. Answered with `null`.
+    TaskEffectEnded(EndEffect),
+}
+
+/// How far a task is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReportStep {
+    /// Which.
+    pub task: TaskRef,
+    /// Which run of it.
+    pub run: RunNumber,
+    /// How many steps more.
+    pub steps: ReportedSteps,
+    /// In words.
+    #[serde(default)]
+    pub note: Option<Note>,
+    /// The agent's own session (K6).
+    #[serde(default)]
+    pub session: Option<SessionText>,
+}
+
+/// An effect that is to begin.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AskGate {
+    /// Of which task.
+    pub task: TaskRef,
+    /// Of which run of it.
+    pub run: RunNumber,
+    /// Which.
+    pub effect: EffectName,
+}
+
+/// An effect that may begin.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GateGrant {
+    /// The grant.
+    pub grant: String,
+    /// What its command alone is handed.
+    pub env: std::collections::BTreeMap<String, String>,
+}
+
+/// What came of an effect.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EndEffect {
+    /// Of which task.
+    pub task: TaskRef,
+    /// Of which run of it.
+    pub run: RunNumber,
+    /// Which was granted.
+    pub grant: GrantRef,
+    /// Why it failed, if it did.
+    #[serde(default)]
+    pub failed: Option<Note>,
 }
 
 /// What needs no more words.

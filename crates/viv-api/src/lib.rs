@@ -37,6 +37,7 @@ pub mod schedule;
 pub mod service;
 pub mod snapshot;
 pub mod stats;
+pub mod task;
 
 #[cfg(feature = "client")]
 pub mod client;

@@ -8,7 +8,7 @@ use utoipa::{PartialSchema, ToSchema};
 
 use crate::{
     bound, daemon, diagnosis, error, event, execution, file, key, limits, page, resources, sandbox, schedule, service,
-    snapshot, stats,
+    snapshot, stats, task,
 };
 
 /// A whole number with a range. The format is told so that clients pick a type that holds it.
@@ -144,8 +144,8 @@ macro_rules! all {
 pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
     use bound::{
         ComponentName, Cursor, FileMode, GenerationNumber, IdempotencyKey, KeyId, LabelFilter, LeaseName, ListDepth,
-        LogBytes, Offset, PageLimit, Path, SandboxName, SandboxRef, ScheduleRef, Sequence, SnapshotRef, UserName,
-        WaitMs,
+        LogBytes, Offset, PageLimit, Path, SandboxName, SandboxRef, ScheduleRef, Sequence, SnapshotRef, StepNumber,
+        TaskRef, UserName, WaitMs,
     };
     all![
         ComponentName,
@@ -166,6 +166,8 @@ pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
         ScheduleRef,
         Sequence,
         SnapshotRef,
+        StepNumber,
+        TaskRef,
         UserName,
         WaitMs,
         daemon::Doctor,
@@ -203,6 +205,7 @@ pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
         page::Page<schedule::Schedule>,
         page::Page<sandbox::TimelineEntry>,
         page::Page<snapshot::Snapshot>,
+        page::Page<task::Task>,
         resources::Resources,
         sandbox::Activity,
         sandbox::CreateSandbox,
@@ -232,5 +235,11 @@ pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
         snapshot::RollbackSandbox,
         snapshot::Snapshot,
         stats::Stats,
+        task::ContinueTask,
+        task::CreateTask,
+        task::StopTask,
+        task::Task,
+        task::TaskState,
+        task::TaskTimeline,
     ]
 }

@@ -90,6 +90,18 @@ pub const SCHEDULE: &str = "/v1/schedules/{schedule}";
 pub const SCHEDULE_RUN: &str = "/v1/schedules/{schedule}/run";
 /// Audit and reconciliation: look, and with `act` put right.
 pub const RECONCILE: &str = "/v1/reconcile";
+/// Tasks: run, list.
+pub const TASKS: &str = "/v1/tasks";
+/// One task.
+pub const TASK: &str = "/v1/tasks/{task}";
+/// Stop it.
+pub const TASK_STOP: &str = "/v1/tasks/{task}/stop";
+/// Go on with it.
+pub const TASK_CONTINUE: &str = "/v1/tasks/{task}/continue";
+/// What happened to it.
+pub const TASK_TIMELINE: &str = "/v1/tasks/{task}/timeline";
+/// What a step of it wrote.
+pub const TASK_LOGS: &str = "/v1/tasks/{task}/logs/{step}";
 /// Drain: begin, look at, end.
 pub const DRAIN: &str = "/v1/drain";
 

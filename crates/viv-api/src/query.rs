@@ -12,6 +12,7 @@ use crate::bound::{
 use crate::daemon::LogLevel;
 use crate::path::escape;
 use crate::sandbox::{LogSource, Status};
+use crate::task::TaskState;
 
 macro_rules! queries {
     ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* })+) => {$(
@@ -44,6 +45,19 @@ queries! {
         /// Also those that stopped for good; they are left out unless this or `status=stopped` is said.
         #[serde(default)]
         all: bool,
+    }
+    /// Which tasks to list. Newest first.
+    #[derive(Default)]
+    ListTasks {
+        /// Where to go on: what the page before gave as `next`.
+        cursor: Option<Cursor>,
+        /// How many at most; 100 when absent.
+        limit: Option<PageLimit>,
+        /// Only those in this state; repeat it for more, any of which will do.
+        #[serde(default)]
+        state: Vec<TaskState>,
+        /// Only those of this sandbox.
+        sandbox: Option<SandboxRef>,
     }
     /// How to look at a sandbox.
     #[derive(Default)]

@@ -13,11 +13,12 @@ use viv_core::lifecycle::Sandbox;
 use viv_core::schedule::Schedule;
 use viv_core::snapshot::{Snapshot, SnapshotState};
 use viv_core::spec::{Name, Project};
-use viv_core::{FencingToken, SandboxId, ScheduleId, SnapshotId};
+use viv_core::task::Task;
+use viv_core::{ExecutionId, FencingToken, SandboxId, ScheduleId, SnapshotId, TaskId};
 use viv_store::{
     ApiKey, Change, Cursor, Epoch, Idempotency, JournalFilter, JournalLine, Lease, LeaseKind, ListQuery, Listing,
     MemoryStore, NewLine, Owner, PhaseCounts, Remembered, ScheduleListing, ScheduleQuery, SnapshotListing,
-    SnapshotQuery, Store, StoreError,
+    SnapshotQuery, Store, StoreError, TaskListing, TaskOutput, TaskQuery,
 };
 
 use crate::line::Line;
@@ -416,6 +417,34 @@ impl Store for FaultyStore {
             Ok(was_there)
         };
         self.write("remove_schedule", epoch, removed).await
+    }
+
+    async fn put_task(&self, epoch: Epoch, task: Task, lines: Vec<NewLine>) -> Result<()> {
+        self.write("put_task", epoch, self.truth.put_task(epoch, task, lines)).await
+    }
+
+    async fn task(&self, id: &TaskId) -> Result<Option<Task>> {
+        self.read(self.truth.task(id)).await
+    }
+
+    async fn tasks(&self, query: &TaskQuery) -> Result<TaskListing> {
+        self.read(self.truth.tasks(query)).await
+    }
+
+    async fn living_tasks(&self) -> Result<Vec<TaskId>> {
+        self.read(self.truth.living_tasks()).await
+    }
+
+    async fn task_at_work(&self, sandbox: &SandboxId) -> Result<Option<TaskId>> {
+        self.read(self.truth.task_at_work(sandbox)).await
+    }
+
+    async fn keep_task_output(&self, epoch: Epoch, output: TaskOutput) -> Result<()> {
+        self.write("keep_task_output", epoch, self.truth.keep_task_output(epoch, output)).await
+    }
+
+    async fn task_output(&self, task: &TaskId, execution: &ExecutionId) -> Result<Option<TaskOutput>> {
+        self.read(self.truth.task_output(task, execution)).await
     }
 
     async fn retain(&self, epoch: Epoch, before_ms: u64, limit: usize) -> Result<u64> {

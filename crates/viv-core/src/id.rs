@@ -160,6 +160,10 @@ id!(
     ScheduleId, "sch_"
 );
 id!(
+    /// A task.
+    TaskId, "tsk_"
+);
+id!(
     /// One thing that somebody inside a sandbox asked for.
     RequestId, "req_"
 );

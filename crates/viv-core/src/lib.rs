@@ -18,10 +18,11 @@ pub mod schedule;
 pub mod service;
 pub mod snapshot;
 pub mod spec;
+pub mod task;
 
 pub use cause::EndCause;
 pub use id::{
     ExecutionId, FencingToken, Generation, IdError, OperationId, OwnerMark, RequestId, SandboxId, ScheduleId,
-    SnapshotId,
+    SnapshotId, TaskId,
 };
 pub use identity::Identity;

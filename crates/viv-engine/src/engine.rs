@@ -24,6 +24,7 @@ use crate::listen::Listeners;
 use crate::reconcile::{Health, Reconcilers};
 use crate::schedule::Schedules;
 use crate::snapshot::Savers;
+use crate::task::Tasks;
 use crate::timer::Timer;
 use crate::token::Removers;
 use crate::watch::Watches;
@@ -71,6 +72,7 @@ pub(crate) struct Inner {
     /// Whether the provider can freeze; else the ladder of idling has one rung less.
     pub(crate) freezes: bool,
     pub(crate) schedules: Schedules,
+    pub(crate) tasks: Tasks,
     /// Whether no new work is taken; the store has it too.
     pub(crate) draining: std::sync::atomic::AtomicBool,
     /// Held while that changes, so that the two are the same.
@@ -153,6 +155,7 @@ impl Engine {
                 attending: Mutex::default(),
                 freezes,
                 schedules: Schedules::default(),
+                tasks: Tasks::default(),
                 draining: std::sync::atomic::AtomicBool::default(),
                 draining_changes: tokio::sync::Mutex::default(),
                 entering: std::sync::atomic::AtomicUsize::default(),
@@ -167,6 +170,7 @@ impl Engine {
         engine.inner.spawn_timer();
         crate::reconcile::spawn(&engine.inner);
         crate::schedule::spawn(&engine).await?;
+        crate::task::spawn(&engine).await?;
         Ok(engine)
     }
 
@@ -178,6 +182,7 @@ impl Engine {
         self.inner.ears.end();
         self.inner.drivers.end();
         self.inner.schedules.end();
+        self.inner.tasks.end();
         self.inner.savers.end();
     }
 

@@ -2,7 +2,8 @@
 
 use viv_core::lifecycle::{Caused, Denial, Finding, PhaseName};
 use viv_core::spec::Invalid;
-use viv_core::{Generation, SandboxId, ScheduleId, SnapshotId};
+use viv_core::task::TaskDenial;
+use viv_core::{Generation, SandboxId, ScheduleId, SnapshotId, TaskId};
 use viv_provider::ProviderError;
 use viv_store::{Lease, StoreError};
 
@@ -26,6 +27,28 @@ pub enum EngineError {
     ScheduleBusy {
         /// Which.
         which: ScheduleId,
+    },
+    /// There is no such task.
+    #[error("there is no task {which}")]
+    NoTask {
+        /// What was asked for.
+        which: TaskId,
+    },
+    /// A task cannot do that now.
+    #[error("{task}: {}", denied_task(*.why))]
+    TaskDenied {
+        /// Which.
+        task: TaskId,
+        /// Why not.
+        why: TaskDenial,
+    },
+    /// Another task is at work in the sandbox.
+    #[error("{by} is at work in {sandbox}")]
+    TaskBusy {
+        /// Where.
+        sandbox: SandboxId,
+        /// Who.
+        by: TaskId,
     },
     /// The daemon takes no new work (L21).
     #[error("the daemon is being drained and takes no new work")]
@@ -206,7 +229,9 @@ impl From<StoreError> for EngineError {
             StoreError::SnapshotInUse { snapshot, by } => Self::SnapshotInUse { snapshot, by },
             StoreError::Over { sandbox } => Self::NotFound { which: sandbox.to_string() },
             StoreError::SnapshotMissing { snapshot } => Self::NoSnapshot { which: snapshot },
+            StoreError::TaskBusy { sandbox, by } => Self::TaskBusy { sandbox, by },
             StoreError::Conflict { .. }
+            | StoreError::TaskConflict { .. }
             | StoreError::SnapshotConflict { .. }
             | StoreError::NameTaken { .. }
             | StoreError::Repeated(_)
@@ -238,5 +263,22 @@ pub(crate) fn denied(sandbox: &viv_core::lifecycle::Sandbox, denial: Denial) -> 
             what: "has no save that failed",
             hint: "viv show says how it stands; viv stop saves and stops it",
         },
+    }
+}
+
+/// In words.
+fn denied_task(why: TaskDenial) -> &'static str {
+    match why {
+        TaskDenial::Over => "it is over",
+        TaskDenial::NotOver => "it is not over yet",
+        TaskDenial::Ending => "it is to end, and nothing begins any more",
+        TaskDenial::NotRunning => "no step of it runs",
+        TaskDenial::Undeclared => "this effect is not among those that it declared",
+        TaskDenial::DoneBefore => "this effect was done, and is not repeatable",
+        TaskDenial::Unknown => "whether this effect was done is not known, so it is not repeated",
+        TaskDenial::Busy => "another effect is in flight",
+        TaskDenial::TooMany => "there were as many as there may be",
+        TaskDenial::NoGrant => "there is no such grant",
+        TaskDenial::NotKept => "its sandbox was not kept, so there is nothing to go on with",
     }
 }

@@ -25,11 +25,21 @@ pub enum Gate {
     Breaker,
     /// The number of sandboxes is bounded (L18).
     Quota,
+    /// A stop of a task is written down before anything is done about it (K2).
+    DurableStop,
+    /// Whoever works on a task hears of its end at once (K3).
+    PushedCancellation,
+    /// A task that is silent for too long ends (K4).
+    InactivityLimit,
+    /// A task whose time is over is terminated, and not only called so (K4).
+    AuthoritativeTimeout,
+    /// Effects of a task run only with a grant (K5).
+    EffectsGate,
 }
 
 impl Gate {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 13] = [
         Self::ProbeBeforeUse,
         Self::GenerationCheck,
         Self::EvidenceAges,
@@ -38,6 +48,11 @@ impl Gate {
         Self::TwoListings,
         Self::Breaker,
         Self::Quota,
+        Self::DurableStop,
+        Self::PushedCancellation,
+        Self::InactivityLimit,
+        Self::AuthoritativeTimeout,
+        Self::EffectsGate,
     ];
 
     /// Its name in files and variables.
@@ -51,6 +66,11 @@ impl Gate {
             Self::TwoListings => "two_listings",
             Self::Breaker => "breaker",
             Self::Quota => "quota",
+            Self::DurableStop => "durable_stop",
+            Self::PushedCancellation => "pushed_cancellation",
+            Self::InactivityLimit => "inactivity_limit",
+            Self::AuthoritativeTimeout => "authoritative_timeout",
+            Self::EffectsGate => "effects_gate",
         }
     }
 

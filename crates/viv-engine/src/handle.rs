@@ -230,6 +230,18 @@ impl Handle {
         self.call(self.engine.inner.provider.cancel(&mutation, self.sandbox(), execution)).await
     }
 
+    /// Cuts the way out, at once and for what is under way too; what runs goes on without.
+    pub(crate) async fn cut_network(&self) -> Result<()> {
+        let mutation = self.mutation().await?;
+        self.call(self.engine.inner.provider.set_network(&mutation, self.sandbox(), false)).await
+    }
+
+    /// Connects again what was cut.
+    pub(crate) async fn connect_network(&self) -> Result<()> {
+        let mutation = self.mutation().await?;
+        self.call(self.engine.inner.provider.set_network(&mutation, self.sandbox(), true)).await
+    }
+
     /// Reads a part of a file.
     pub async fn file_read(&self, path: &str, offset: u64, length: Option<u64>) -> Result<ByteReader> {
         self.call(self.engine.inner.provider.file_read(&self.instance, path, offset, length)).await

@@ -8,6 +8,7 @@
 //!
 //!   timer       one queue of all alarms: a driver is woken when its sandbox is due
 //!   schedule    one sleep until the soonest schedule is due, a task for each run under way (L17)
+//!   task        one driver per living task: prepare, run, end (K1)
 //!   watch       one wait per living instance, for its end to be pushed
 //!   idle        the next rung of the ladder, when nobody used it for its window (L5)
 //!   listen      one wait per service of a ready sandbox, for its end to be told
@@ -54,6 +55,7 @@ mod reconcile;
 mod schedule;
 mod serve;
 mod snapshot;
+mod task;
 mod timer;
 mod token;
 mod watch;
@@ -75,3 +77,4 @@ pub use read::{Resources, Stats, View, Which};
 pub use reconcile::{ReconcilerName, ReconcilerStatus};
 pub use schedule::{CommandChange, NewSchedule, ScheduleChange};
 pub use snapshot::{ForkRequest, Forked, ForkedFrom, NewSnapshot, RollbackRequest, SnapshotMade};
+pub use task::{ContinueTask, CreateTask, Granted, TaskMade};

@@ -455,6 +455,14 @@ pub trait Provider: Send + Sync {
         Ok(Vec::new())
     }
 
+    /// Cuts the way out of an instance, or connects it again. When it answers, nothing from inside reaches anybody
+    /// outside any more, connections that were open too. What never had a way out answers the same, and so does what is
+    /// as it is wanted already.
+    async fn set_network(&self, mutation: &Mutation, sandbox: &SandboxId, connected: bool) -> Result<()> {
+        let _ = (mutation, sandbox, connected);
+        Ok(())
+    }
+
     /// Hears what those inside ask for, what was not answered first. There is
     /// one listener: whoever listened before hears no more.
     async fn requests(&self, instance: &InstanceRef) -> Result<Box<dyn RequestStream>> {

@@ -1,14 +1,15 @@
 //! What those inside a sandbox ask for, answered in the words of the API.
 //!
 //! Invariants: what is asked is read as strictly as a body of HTTP; it reaches the sandbox that it came from and nothing
-//! else; an answer tells what that sandbox's own schedules are, and no value of their environment (S6).
+//! else; an answer tells what that sandbox's own schedules are, and no value of their environment; credentials of a task
+//! are told with a grant, and otherwise never (S6).
 
 use std::sync::Arc;
 
 use serde::Serialize;
 use viv_api::bound::ScheduleRef;
 use viv_api::error::{ApiError, ErrorCode};
-use viv_api::inside::{InsideAnswer, InsideRequest};
+use viv_api::inside::{AskGate, EndEffect, GateGrant, InsideAnswer, InsideRequest, ReportStep};
 use viv_api::schedule::{CreateSchedule, Schedule};
 use viv_core::schedule::SCHEDULES_MAX;
 use viv_engine::{Engine, FromInside, Inside};
@@ -35,6 +36,9 @@ async fn answer(engine: &Engine, asked: &FromInside) -> String {
         InsideRequest::ScheduleAdd(new) => told(add(engine, asked, &new).await),
         InsideRequest::ScheduleList(_) => told(list(engine, asked).await),
         InsideRequest::ScheduleRemove(which) => told(remove(engine, asked, &which.schedule).await),
+        InsideRequest::TaskStep(report) => told(step(engine, asked, report).await),
+        InsideRequest::TaskGate(gate) => told(grant(engine, asked, &gate).await),
+        InsideRequest::TaskEffectEnded(end) => told(effect_ended(engine, asked, end).await),
     }
 }
 
@@ -78,4 +82,28 @@ async fn list(engine: &Engine, asked: &FromInside) -> Result<Vec<Schedule>, Refu
 
 async fn remove(engine: &Engine, asked: &FromInside, which: &ScheduleRef) -> Result<(), Refusal> {
     Ok(engine.remove_schedule_inside(asked, &which.id()).await?)
+}
+
+/// Runs are few.
+fn run_of(run: viv_api::bound::RunNumber) -> u32 {
+    u32::try_from(run.get()).unwrap_or(u32::MAX)
+}
+
+async fn step(engine: &Engine, asked: &FromInside, report: ReportStep) -> Result<(), Refusal> {
+    let ReportStep { task, run, steps, note, session } = report;
+    let said = (note.map(|note| note.to_string()), session.map(|session| session.to_string()));
+    engine.report_inside(asked, (&task.id(), run_of(run)), steps.get(), said).await?;
+    Ok(())
+}
+
+async fn grant(engine: &Engine, asked: &FromInside, gate: &AskGate) -> Result<GateGrant, Refusal> {
+    let granted = engine.gate_inside(asked, (&gate.task.id(), run_of(gate.run)), gate.effect.as_str()).await?;
+    Ok(GateGrant { grant: granted.grant.to_string(), env: granted.credentials })
+}
+
+async fn effect_ended(engine: &Engine, asked: &FromInside, end: EndEffect) -> Result<(), Refusal> {
+    let EndEffect { task, run, grant, failed } = end;
+    let failed = failed.map(|failed| failed.to_string());
+    engine.effect_ended_inside(asked, (&task.id(), run_of(run)), &grant.id(), failed).await?;
+    Ok(())
 }

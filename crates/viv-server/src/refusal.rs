@@ -5,6 +5,7 @@ use axum::http::{HeaderValue, Response, StatusCode, header};
 use axum::response::IntoResponse;
 use viv_api::error::{ApiError, ErrorCode, ErrorDetails};
 use viv_core::lifecycle::{Caused, Finding, PhaseName};
+use viv_core::task::TaskDenial;
 use viv_engine::EngineError;
 use viv_store::StoreError;
 
@@ -112,6 +113,11 @@ fn told(error: EngineError) -> ApiError {
             ApiError::not_found(format!("the schedule {which}")).hint("viv schedule ls lists those that there are")
         }
         EngineError::ScheduleBusy { .. } => ApiError::new(ErrorCode::Conflict, message).hint("wait until it has ended"),
+        EngineError::NoTask { which } => {
+            ApiError::not_found(format!("the task {which}")).hint("viv task ls lists those that there are")
+        }
+        EngineError::TaskDenied { why, .. } => ApiError::new(ErrorCode::Conflict, message).hint(task_hint(why)),
+        EngineError::TaskBusy { .. } => ApiError::new(ErrorCode::Conflict, message).hint("wait until it is over"),
         EngineError::Draining => ApiError::new(ErrorCode::Draining, message)
             .hint("viv drain --status says how far it is, viv undrain ends it"),
         EngineError::Gone { sandbox, cause } => gone(sandbox, &cause).0,
@@ -197,6 +203,20 @@ fn told(error: EngineError) -> ApiError {
             ApiError::new(ErrorCode::StoreUnavailable, "the record cannot be read or written now")
                 .hint("viv logs --daemon says more; nothing was changed")
         }
+    }
+}
+
+fn task_hint(why: TaskDenial) -> &'static str {
+    match why {
+        TaskDenial::Over | TaskDenial::Ending | TaskDenial::NotRunning => "viv task show says how it stands",
+        TaskDenial::NotOver => "wait until it is over, or stop it with viv task stop",
+        TaskDenial::Undeclared => "declare it when the task is made: viv task run --effect",
+        TaskDenial::DoneBefore => "say so when the task is made, if it may be done again",
+        TaskDenial::Unknown => "look whether it was done, and run another task for what is left",
+        TaskDenial::Busy => "wait until that has ended",
+        TaskDenial::TooMany => "run another task",
+        TaskDenial::NoGrant => "viv gate asks for one",
+        TaskDenial::NotKept => "run another task; with --keep-alive it can be continued",
     }
 }
 

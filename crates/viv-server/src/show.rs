@@ -264,6 +264,11 @@ fn about(gate: Gate) -> &'static str {
         Gate::OrphanGrace => "an instance without a record is left alone for a while",
         Gate::TwoListings => "and until two listings agree",
         Gate::Breaker => "a provider that fails again and again is left alone for a moment",
+        Gate::DurableStop => "a stop of a task is written down before anything is done about it",
+        Gate::PushedCancellation => "whoever works on a task hears of its end at once",
+        Gate::InactivityLimit => "a task that is silent for too long ends",
+        Gate::AuthoritativeTimeout => "a task whose time is over is terminated",
+        Gate::EffectsGate => "effects of a task run only with a grant",
         Gate::Quota => "how many sandboxes there are and what they may use together is bounded",
     }
 }

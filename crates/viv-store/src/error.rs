@@ -1,6 +1,6 @@
 //! What can go wrong in a store: a closed list.
 
-use viv_core::{SandboxId, SnapshotId};
+use viv_core::{SandboxId, SnapshotId, TaskId};
 
 use crate::record::{Lease, Owner, Remembered};
 
@@ -65,6 +65,24 @@ pub enum StoreError {
     Over {
         /// Which.
         sandbox: SandboxId,
+    },
+    /// The row of a task changed since it was read.
+    #[error("{task} has version {found}, not {expected}")]
+    TaskConflict {
+        /// Which.
+        task: TaskId,
+        /// What the change was made from.
+        expected: u64,
+        /// What there is; 0 is none.
+        found: u64,
+    },
+    /// Another task is at work in the sandbox.
+    #[error("{by} is at work in {sandbox}")]
+    TaskBusy {
+        /// Where.
+        sandbox: SandboxId,
+        /// Who.
+        by: TaskId,
     },
     /// Somebody else holds the lease.
     #[error("{} holds the lease", .0.holder)]

@@ -24,6 +24,7 @@ pub mod record;
 mod rules;
 pub mod sqlite;
 pub mod store;
+pub mod task;
 
 pub use error::StoreError;
 pub use journal::{Cursor, JournalFilter, JournalLine, NewLine};
@@ -35,3 +36,4 @@ pub use record::{
 pub use rules::{Grant, grant};
 pub use sqlite::SqliteStore;
 pub use store::{Epoch, Store};
+pub use task::{TaskListing, TaskOutput, TaskQuery};

@@ -6,7 +6,8 @@ use viv_core::lifecycle::Sandbox;
 use viv_core::schedule::Schedule;
 use viv_core::snapshot::Snapshot;
 use viv_core::spec::{Name, Project};
-use viv_core::{FencingToken, SandboxId, ScheduleId, SnapshotId};
+use viv_core::task::Task;
+use viv_core::{ExecutionId, FencingToken, SandboxId, ScheduleId, SnapshotId, TaskId};
 
 use crate::error::StoreError;
 use crate::journal::{Cursor, JournalFilter, JournalLine, NewLine};
@@ -14,6 +15,7 @@ use crate::record::{
     ApiKey, Change, Idempotency, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Remembered, ScheduleListing,
     ScheduleQuery, SnapshotListing, SnapshotQuery,
 };
+use crate::task::{TaskListing, TaskOutput, TaskQuery};
 
 type Result<T> = std::result::Result<T, StoreError>;
 
@@ -178,8 +180,30 @@ pub trait Store: Send + Sync {
     /// Takes a schedule away with a line about it. Whether it was there; without it there is no line.
     async fn remove_schedule(&self, epoch: Epoch, id: &ScheduleId, line: NewLine) -> Result<bool>;
 
+    /// Writes a task with the lines about it, by compare-and-set on its version, all or nothing. `TaskConflict` when the
+    /// stored version is not one less, `TaskBusy` when it would be at work and another one of its sandbox is.
+    async fn put_task(&self, epoch: Epoch, task: Task, lines: Vec<NewLine>) -> Result<()>;
+
+    /// A task.
+    async fn task(&self, id: &TaskId) -> Result<Option<Task>>;
+
+    /// A page of tasks, newest first.
+    async fn tasks(&self, query: &TaskQuery) -> Result<TaskListing>;
+
+    /// Those that are not over, oldest first.
+    async fn living_tasks(&self) -> Result<Vec<TaskId>>;
+
+    /// The one that is at work in a sandbox.
+    async fn task_at_work(&self, sandbox: &SandboxId) -> Result<Option<TaskId>>;
+
+    /// Keeps the end of an output, in place of what was kept of it; of a task that is not there, nothing.
+    async fn keep_task_output(&self, epoch: Epoch, output: TaskOutput) -> Result<()>;
+
+    /// What was kept of one.
+    async fn task_output(&self, task: &TaskId, execution: &ExecutionId) -> Result<Option<TaskOutput>>;
+
     /// Retention (J9), a bounded piece of it: forgets journal lines before a time, idempotency keys of before a time
-    /// whose sandbox is over, leases that expired before it, and shrinks tombstones of before a time to id, name, cause
+    /// whose sandbox is over, leases that expired and tasks that ended before it, and shrinks tombstones of before a time to id, name, cause
     /// and time. Answers how many rows it touched; 0 when there is nothing left to do.
     async fn retain(&self, epoch: Epoch, before_ms: u64, limit: usize) -> Result<u64>;
 

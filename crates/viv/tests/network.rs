@@ -272,6 +272,33 @@ async fn s2_all_reaches_the_world_with_runc() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn k2_the_way_out_is_cut_and_opened_again() {
+    let Some(_lab) = Lab::enter("k2_the_way_out_is_cut_and_opened_again", "") else { return };
+    let ground = Ground::new();
+    let sandbox = ground.create_from(connected()).await;
+    let provider = &ground.provider;
+    for _ in 0..2 {
+        assert_eq!(reach(&sandbox, "tcp", WORLD[0], "").await, "GOT world");
+        assert_eq!(reach(&sandbox, "tcp", WORLD[1], "").await, "GOT world");
+        for _ in 0..2 {
+            provider.set_network(&mutation(1, 1), &sandbox.id, false).await.unwrap();
+        }
+        for (proto, address) in [("tcp", WORLD[0]), ("tcp", WORLD[1]), ("udp", WORLD[0]), ("tcp", NAME)] {
+            let came = reach(&sandbox, proto, address, "").await;
+            assert!(!came.starts_with("GOT"), "{proto} {address}: {came}");
+        }
+        provider.set_network(&mutation(1, 1), &sandbox.id, true).await.unwrap();
+    }
+    sandbox.destroy().await;
+    // What has no way out is not asked for one.
+    let alone = ground.create_from(InstanceSpec::host(600_000)).await;
+    provider.set_network(&mutation(1, 1), &alone.id, false).await.unwrap();
+    provider.set_network(&mutation(1, 1), &alone.id, true).await.unwrap();
+    alone.destroy().await;
+    ground.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn s2_all_reaches_neither_the_machine_nor_what_is_near() {
     let Some(_lab) = Lab::enter("s2_all_reaches_neither_the_machine_nor_what_is_near", "") else { return };
     let ground = Ground::new();

@@ -8,6 +8,7 @@
 //! and exit codes are those of the `viv` outside; what means something to this sandbox alone is left out.
 
 mod schedule;
+mod task;
 mod words;
 
 use std::ffi::{OsStr, OsString};
@@ -45,9 +46,11 @@ const TIMEOUT: i32 = 124;
 const HELP: &str = "\
 What this sandbox asks of whoever keeps it.
 
-Usage: viv [OPTIONS] schedule <COMMAND>
+Usage: viv [OPTIONS] <COMMAND>
 
 Commands:
+  step          Say how far this task is
+  gate          Run a command that does something to the world, if this task may
   schedule add  Run a command in this sandbox at given times
   schedule ls   List the schedules of this sandbox
   schedule rm   Take schedules away
@@ -58,7 +61,7 @@ Options:
   -h, --help         Print help
   -V, --version      Print version
 
-Exit codes: 0 done, 1 failed, 2 the command line or the request makes no sense, 3 no such schedule,
+Exit codes: 0 done, 1 failed, 2 the command line or the request makes no sense, 3 no such schedule or task,
 4 something stands in the way, 6 refused, 7 the daemon cannot be reached and nothing was done,
 124 no answer in time, and whether it was done is not known.
 ";
@@ -75,6 +78,11 @@ pub(crate) struct Failure {
 impl Failure {
     fn new(exit: i32, message: impl Into<String>, hint: &str) -> Self {
         Self { exit, message: message.into(), hint: Some(hint.to_owned()), docs: None }
+    }
+
+    /// Whether it may go otherwise when it is tried again.
+    fn is_passing(&self) -> bool {
+        matches!(self.exit, UNREACHABLE | TIMEOUT)
     }
 
     fn usage(message: impl Into<String>) -> Self {
@@ -104,7 +112,7 @@ pub(crate) fn run(mut arguments: impl Iterator<Item = OsString>) -> Option<i32> 
     }
     let said = perform(arguments.collect());
     let (text, code) = match said {
-        Ok(text) => (text, 0),
+        Ok(said) => said,
         Err(failure) => {
             let lines = [
                 Some(format!("error: {}", failure.message)),
@@ -124,17 +132,20 @@ pub(crate) fn run(mut arguments: impl Iterator<Item = OsString>) -> Option<i32> 
     }
 }
 
-/// Answers what is to be written.
-fn perform(arguments: Vec<OsString>) -> Result<String, Failure> {
+/// Answers what is to be written, and the exit code.
+fn perform(arguments: Vec<OsString>) -> Result<(String, i32), Failure> {
     let mut words = Words::new(arguments)?;
     let mut options = Options { json: false, wait_ms: WAIT_MS, home: PathBuf::from(HOME) };
     loop {
-        let Some(word) = words.next() else { return Ok(HELP.to_owned()) };
+        let well = |text: String| (text, 0);
+        let Some(word) = words.next() else { return Ok(well(HELP.to_owned())) };
         match word.as_str() {
-            "schedule" => return schedule::perform(words, options),
-            "-h" | "--help" | "help" => return Ok(HELP.to_owned()),
-            "-V" | "--version" => return Ok(format!("viv {}\n", env!("CARGO_PKG_VERSION"))),
-            ASK_VERB => return ask(&options, &words.value(ASK_VERB)?).map(|answer| answer + "\n"),
+            "schedule" => return schedule::perform(words, options).map(well),
+            "step" => return task::step(words, options).map(well),
+            "gate" => return task::gate(words, options),
+            "-h" | "--help" | "help" => return Ok(well(HELP.to_owned())),
+            "-V" | "--version" => return Ok(well(format!("viv {}\n", env!("CARGO_PKG_VERSION")))),
+            ASK_VERB => return ask(&options, &words.value(ASK_VERB)?).map(|answer| well(answer + "\n")),
             _ if options.take(&word, &mut words)? => {}
             flag if flag.starts_with('-') => return Err(Failure::usage(format!("there is no option {flag}"))),
             verb => {
@@ -232,7 +243,7 @@ fn no_answer(why: NoAnswer) -> Failure {
         NoAnswer::Unknown => Failure::new(
             TIMEOUT,
             "the daemon did not answer in time: whether it was done is not known",
-            "viv schedule ls tells how it stands, once the daemon can be reached",
+            "viv schedule ls, or viv task show outside, tells how it stands, once the daemon can be reached",
         ),
         NoAnswer::Invalid => {
             Failure::new(FAILED, "the sandbox's agent did not understand this", "is it of this version?")

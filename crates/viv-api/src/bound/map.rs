@@ -11,6 +11,7 @@ use viv_core::spec::{PAIRS_MAX, PORTS_MAX};
 use super::text::{Argument, CommandEnvValue, EnvName, EnvValue, LabelKey, LabelValue, Word};
 use super::{BoundError, Port};
 use crate::service::Service;
+use crate::task::{TaskEffect, TaskFile, TaskStep};
 
 macro_rules! bounded {
     ($(#[doc = $doc:literal])+ $(#[derive($extra:ident)])? $name:ident($inner:ty, $text:literal), $what:literal, $min:expr, $max:expr, $schema:path) => {
@@ -106,6 +107,25 @@ bounded!(
     #[derive(Default)]
     Ports(Vec<Port>, "Vec<Port>"),
     "ports", 0, PORTS_MAX, crate::openapi::list::<Port>
+);
+
+bounded!(
+    /// Steps of a task, one after the other.
+    #[derive(Default)]
+    TaskSteps(Vec<TaskStep>, "Vec<TaskStep>"),
+    "steps", 0, viv_core::task::STEPS_MAX, crate::openapi::list_of_named::<TaskStep>
+);
+bounded!(
+    /// Files that come with a task.
+    #[derive(Default)]
+    TaskFiles(Vec<TaskFile>, "Vec<TaskFile>"),
+    "files", 0, viv_core::task::FILES_MAX, crate::openapi::list_of_named::<TaskFile>
+);
+bounded!(
+    /// Effects of a task, each with a name of its own.
+    #[derive(Default)]
+    TaskEffects(Vec<TaskEffect>, "Vec<TaskEffect>"),
+    "effects", 0, viv_core::task::EFFECTS_MAX, crate::openapi::list_of_named::<TaskEffect>
 );
 
 impl Labels {

@@ -184,6 +184,26 @@ number!(
     ExecutionMs, "a time limit in milliseconds", 1, 30 * DAY_MS
 );
 number!(
+    /// How long a task may take, or be silent; 0 is for ever.
+    TaskMs, "a task's limit in milliseconds", 0, 30 * DAY_MS
+);
+number!(
+    /// How many steps an agent may report; 0 is without end.
+    ReportsMax, "a number of steps", 0, 1_000_000_000
+);
+number!(
+    /// How many steps an agent reports at once.
+    ReportedSteps, "a number of steps", 0, 1_000_000
+);
+number!(
+    /// Which run of a task.
+    RunNumber, "a run", 1, viv_core::task::RUNS_MAX as u64
+);
+number!(
+    /// Which step of a task: the first one is 0.
+    StepNumber, "a step", 0, viv_core::task::STEPS_MAX as u64 - 1
+);
+number!(
     /// How long a key is good for.
     KeyLifetimeMs, "a key's lifetime in milliseconds", 60_000, 3_650 * DAY_MS
 );

@@ -279,6 +279,44 @@ text!(
     |text| text.parse::<viv_core::ScheduleId>().is_ok()
 );
 text!(
+    /// A task's id.
+    TaskRef, "a task's id", 5, 52, "^tsk_[a-z0-9]+$", "tsk_ and then small letters and digits",
+    "tsk_01h2xcejqtf2nbrexx3vqjhp41",
+    |text| text.parse::<viv_core::TaskId>().is_ok()
+);
+text!(
+    /// The id of a grant: what the gate gave.
+    GrantRef, "a grant", 5, 52, "^req_[a-z0-9]+$", "req_ and then small letters and digits",
+    "req_01h2xcejqtf2nbrexx3vqjhp41",
+    |text| text.parse::<viv_core::RequestId>().is_ok()
+);
+text!(
+    /// What an effect of a task is called.
+    EffectName, "an effect", 1, 63, "^[A-Za-z0-9][A-Za-z0-9._-]*$",
+    "letters, digits, dots, hyphens and underscores, beginning with a letter or digit", "push",
+    |text| is_word(text, "._-")
+);
+text!(
+    /// An agent's own session.
+    SessionText, "a session", 1, 256, PRINTABLE_PATTERN, "without control characters", "session-1", is_printable
+);
+text!(
+    /// From where a repository is cloned, as seen from inside: a URL, a folder or a bundle.
+    GitUrl, "a repository", 1, 2_048, "^[^\\u0000-\\u001f\\u007f-\\u009f-][^\\u0000-\\u001f\\u007f-\\u009f]*$",
+    "without control characters, and does not begin with a hyphen", "https://example.com/repository.git",
+    |text| is_printable(text) && !text.starts_with('-')
+);
+text!(
+    /// What is checked out: a branch, a tag or a commit.
+    GitReference, "a reference", 1, 256, "^[A-Za-z0-9][A-Za-z0-9._/+@-]*$",
+    "letters, digits and . _ / + @ -, beginning with a letter or digit", "main",
+    |text| is_word(text, "._/+@-")
+);
+text!(
+    /// What is in a file that comes with a task; larger ones belong into an image, a snapshot or a repository.
+    FileText, "a file's text", 0, 65_536, NO_NUL_PATTERN, "without NUL", "echo hello", has_no_nul
+);
+text!(
     /// Says that two requests are one. Kept for 24 hours and until the sandbox ended (L1).
     IdempotencyKey, "an idempotency key", 1, 255, "^[!-~]+$", "visible ASCII characters", "2c1e9f0a",
     |text| text.chars().all(|c| c.is_ascii_graphic())
@@ -306,6 +344,26 @@ impl SandboxRef {
 impl ScheduleRef {
     /// The id.
     pub fn id(&self) -> viv_core::ScheduleId {
+        self.0.parse().expect("it was checked when it was made")
+    }
+}
+
+impl TaskRef {
+    /// The id.
+    pub fn id(&self) -> viv_core::TaskId {
+        self.0.parse().expect("it was checked when it was made")
+    }
+}
+
+impl From<&viv_core::TaskId> for TaskRef {
+    fn from(id: &viv_core::TaskId) -> Self {
+        Self(id.as_str().to_owned())
+    }
+}
+
+impl GrantRef {
+    /// The id.
+    pub fn id(&self) -> viv_core::RequestId {
         self.0.parse().expect("it was checked when it was made")
     }
 }

@@ -65,7 +65,7 @@ impl<'a> ExecutionHandle<'a> {
 
     fn read(&self, offset: u64, follow: bool) -> Output<'a> {
         let SandboxHandle { client, sandbox, generation } = &self.sandbox;
-        Output::new(client, sandbox.clone(), *generation, self.execution.clone(), offset, follow)
+        Output::new(client, sandbox, *generation, &self.execution, offset, follow)
     }
 
     /// Gives input; the first byte stands at `offset` in all of it. Bytes that were taken before are not taken again,

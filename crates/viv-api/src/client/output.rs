@@ -16,9 +16,9 @@ use crate::{header, path};
 /// A connection that breaks is made again at the byte after the last one. An error is the last item.
 pub struct Output<'a> {
     client: &'a Client,
-    sandbox: SandboxRef,
+    /// Where it is read.
+    path: String,
     generation: Option<Generation>,
-    execution: ExecutionId,
     follow: bool,
     /// Where the next byte stands.
     offset: u64,
@@ -30,14 +30,23 @@ pub struct Output<'a> {
 impl<'a> Output<'a> {
     pub(super) fn new(
         client: &'a Client,
-        sandbox: SandboxRef,
+        sandbox: &SandboxRef,
         generation: Option<Generation>,
-        execution: ExecutionId,
+        execution: &ExecutionId,
         offset: u64,
         follow: bool,
     ) -> Self {
-        let patience = Patience::default();
-        Self { client, sandbox, generation, execution, follow, offset, lines: None, patience, over: false }
+        Self::of(client, path::fill(path::OUTPUT, &[sandbox.as_str(), execution.as_str()]), generation, offset, follow)
+    }
+
+    pub(super) fn of(
+        client: &'a Client,
+        path: String,
+        generation: Option<Generation>,
+        offset: u64,
+        follow: bool,
+    ) -> Self {
+        Self { client, path, generation, follow, offset, lines: None, patience: Patience::default(), over: false }
     }
 
     /// Where the next byte stands: where another reader would have to begin.
@@ -45,13 +54,9 @@ impl<'a> Output<'a> {
         self.offset
     }
 
-    fn path(&self) -> String {
-        path::fill(path::OUTPUT, &[self.sandbox.as_str(), self.execution.as_str()])
-    }
-
     fn connect(&self) -> Result<Lines> {
         let query = OutputQuery { offset: Some(Offset::nearest(self.offset)), follow: self.follow, generation: None };
-        let mut call = Call::get(self.path() + &encode(&query)).streams(header::NDJSON);
+        let mut call = Call::get(self.path.clone() + &encode(&query)).streams(header::NDJSON);
         call.generation = self.generation;
         let url = self.client.http.url(&call.path);
         Ok(Lines::new(url, self.client.http.send(call)?))
@@ -79,7 +84,7 @@ impl<'a> Output<'a> {
         let eof = || std::io::Error::from(std::io::ErrorKind::UnexpectedEof);
         let text = lines.next()?.ok_or_else(|| lines.broken(eof()))?;
         let line = parse(&text).map_err(|why| ClientError::Unexpected {
-            url: self.client.http.url(&self.path()),
+            url: self.client.http.url(&self.path),
             status: 200,
             found: why,
         })?;

@@ -54,6 +54,11 @@ pub struct Created {
 impl Engine {
     /// Records a new sandbox, and answers before it is made: see [`Engine::wait_ready`].
     pub async fn create(&self, request: CreateRequest) -> Result<Created, EngineError> {
+        self.create_as(SandboxId::from_bytes((self.inner.draw)()), request).await
+    }
+
+    /// The same under an id of the caller's: one that is there already is what this request made before.
+    pub(crate) async fn create_as(&self, id: SandboxId, request: CreateRequest) -> Result<Created, EngineError> {
         let inner = &self.inner;
         let _entering = inner.begin_entry()?;
         let CreateRequest { project, name, spec, policy, labels, snapshot, by, key } = request;
@@ -72,7 +77,7 @@ impl Engine {
             at_ms: at.now_ms,
             made: None,
         });
-        let id = SandboxId::from_bytes((inner.draw)());
+        let made = id.clone();
         let named = name.clone();
         let new = NewSandbox { id, project: project.clone(), name, spec, policy, labels, origin: snapshot, by };
         // The lease comes with the first effect; its token is not part of the intent.
@@ -94,6 +99,10 @@ impl Engine {
                     return Err(EngineError::IdempotencyMismatch { made: before.sandbox.to_string() });
                 }
                 let sandbox = inner.load(&before.sandbox).await?;
+                return Ok(Created { view: inner.view(sandbox), fresh: false });
+            }
+            Err(StoreError::Conflict { found, .. }) if found > 0 => {
+                let sandbox = inner.load(&made).await?;
                 return Ok(Created { view: inner.view(sandbox), fresh: false });
             }
             Err(StoreError::NameTaken { by }) => {

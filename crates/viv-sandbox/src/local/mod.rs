@@ -435,6 +435,11 @@ impl Provider for LocalProvider {
         self.ask_shim(mutation, sandbox, request).await.map(|_| ())
     }
 
+    async fn set_network(&self, mutation: &Mutation, sandbox: &SandboxId, connected: bool) -> Result<()> {
+        let request = ShimRequest::Connect { mutation: mutation.clone(), connected };
+        self.ask_shim(mutation, sandbox, request).await.map(|_| ())
+    }
+
     async fn save(&self, mutation: &Mutation, sandbox: &SandboxId, request: &SaveRequest) -> Result<Snapshot> {
         self.save_instance(mutation, sandbox, request).await
     }

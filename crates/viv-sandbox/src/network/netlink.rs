@@ -28,14 +28,18 @@ const ADDR_GEN_MODE_NONE: u8 = 1;
 const RTNH_F_ONLINK: u32 = 4;
 
 const FRA_DST: u16 = 1;
+const FRA_IIFNAME: u16 = 3;
 const FRA_PRIORITY: u16 = 6;
 const FRA_IP_PROTO: u16 = 22;
 const FRA_DPORT_RANGE: u16 = 24;
 const RULE_LOOKS_UP: u8 = 1;
+const RULE_REFUSES: u8 = 7;
 
 /// Ours: any table that the kernel has no use for, looked at before the usual ones.
 const TABLE_FOR_PORT: u8 = 53;
 const RULE_PRIORITY: u32 = 100;
+/// Before that one, so that nothing passes.
+const REFUSAL_PRIORITY: u32 = 10;
 
 /// An Ethernet address.
 pub(super) type Mac = [u8; 6];
@@ -193,6 +197,30 @@ impl Netlink {
         message.bytes(FRA_DPORT_RANGE, &[port.to_ne_bytes(), port.to_ne_bytes()].concat());
         self.tell(message).map_err(|error| named(&format!("adding a rule for {address}"), &error))?;
         self.add_route_to(TABLE_FOR_PORT, range, hop)
+    }
+
+    /// Refuses whatever comes from a link and is not for this namespace itself, or does not any more; what is so already
+    /// is fine.
+    pub(super) fn refuse_from(&mut self, link: &str, refused: bool, v6: bool) -> io::Result<()> {
+        let families = if v6 { vec![libc::AF_INET, libc::AF_INET6] } else { vec![libc::AF_INET] };
+        for family in families {
+            let mut fixed = [0; ROUTE_BYTES];
+            fixed[0] = family as u8;
+            fixed[7] = RULE_REFUSES;
+            let (kind, flags, fine) = if refused {
+                (libc::RTM_NEWRULE, libc::NLM_F_CREATE | libc::NLM_F_EXCL, libc::EEXIST)
+            } else {
+                (libc::RTM_DELRULE, 0, libc::ENOENT)
+            };
+            let mut message = Message::new(kind, flags, &fixed);
+            message.bytes(FRA_PRIORITY, &REFUSAL_PRIORITY.to_ne_bytes());
+            message.text(FRA_IIFNAME, link);
+            match self.tell(message) {
+                Err(error) if error.raw_os_error() == Some(fine) => {}
+                told => told.map_err(|error| named(&format!("changing what passes from {link}"), &error))?,
+            }
+        }
+        Ok(())
     }
 
     fn add_route_to(&mut self, table: u8, range: Range, hop: Hop) -> io::Result<()> {

@@ -175,6 +175,14 @@ impl Uplink {
         })
     }
 
+    /// Lets nothing pass between the sandbox and pasta any more, connections that are open included, or lets it again.
+    pub(crate) fn set_forwarding(&self, on: bool, until: Instant) -> Result<(), NetworkError> {
+        let v6 = self.host.v6;
+        run_inside("switching the way out", self.router.as_fd(), &[], until, || {
+            Netlink::open()?.refuse_from(TO_SANDBOX, !on, v6)
+        })
+    }
+
     /// What `/etc/resolv.conf` says inside.
     pub(crate) fn resolv_conf(&self) -> String {
         self.host.resolv_conf()

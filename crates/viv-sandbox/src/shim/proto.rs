@@ -36,6 +36,11 @@ pub(crate) enum ShimRequest {
     Thaw {
         mutation: Mutation,
     },
+    /// Cuts its way out, or opens it again.
+    Connect {
+        mutation: Mutation,
+        connected: bool,
+    },
     Destroy {
         mutation: Mutation,
     },
@@ -77,6 +82,7 @@ impl ShimRequest {
             | Self::SetLimits { mutation, .. }
             | Self::Freeze { mutation }
             | Self::Thaw { mutation }
+            | Self::Connect { mutation, .. }
             | Self::Destroy { mutation }
             | Self::EndToSave { mutation }
             | Self::Checkpoint { mutation, .. }
@@ -93,6 +99,7 @@ impl ShimRequest {
             | Self::Wait
             | Self::Release
             | Self::Extend { .. }
+            | Self::Connect { .. }
             | Self::Destroy { .. }
             | Self::EndForSpace { .. }
             | Self::Raise { .. } => true,

@@ -282,6 +282,17 @@ impl Shim {
         }
     }
 
+    /// Cuts the way out, or opens it again. Who cannot be cut off has none from then on.
+    fn connect(&mut self, connected: bool) -> Handled {
+        if let Some(uplink) = &self.uplink
+            && let Err(error) = uplink.set_forwarding(connected, Instant::now() + FOLLOW_WITHIN)
+        {
+            note!("the network is given up, because it cannot be switched: {}", chain(&error));
+            self.uplink = None;
+        }
+        Handled::Answer(ShimReply::Done)
+    }
+
     fn handle_client(&mut self, index: usize) -> Next {
         loop {
             let Some(client) = self.clients.get_mut(index) else { return Next::Go };
@@ -345,6 +356,7 @@ impl Shim {
             }
             ShimRequest::Freeze { .. } => self.freeze(),
             ShimRequest::Thaw { .. } => self.thaw(),
+            ShimRequest::Connect { connected, .. } => Ok(self.connect(connected)),
             ShimRequest::Destroy { .. } => Ok(Handled::Destroy),
             ShimRequest::EndToSave { .. } => Ok(Handled::Save),
             ShimRequest::Checkpoint { mutation, criu, folder } => self.begin_checkpoint(&mutation, criu, folder),

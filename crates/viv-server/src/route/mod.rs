@@ -14,6 +14,7 @@ mod rest;
 mod sandboxes;
 pub(crate) mod schedules;
 mod snapshots;
+pub(crate) mod tasks;
 
 use crate::api::{Api, Table};
 use crate::state::ServerState;
@@ -42,6 +43,7 @@ pub(crate) fn tell(table: &mut impl Table) {
     events::tell(table);
     keys::tell(table);
     schedules::tell(table);
+    tasks::tell(table);
     drain::tell(table);
     reconcile::tell(table);
 }

@@ -21,6 +21,7 @@ mod records;
 mod retention;
 mod schedules;
 mod snapshots;
+mod tasks;
 mod times;
 
 use std::future::Future;
@@ -180,6 +181,14 @@ macro_rules! __store_cases {
                 l17_are_listed_by_sandbox_and_project,
                 l17_due_is_soonest_first,
                 l17_who_is_gone_has_none,
+            }
+            tasks {
+                k1_are_kept_and_changed_with_a_line,
+                k5_of_two_changes_at_once_one_wins,
+                k1_one_of_a_sandbox_is_at_work,
+                k1_are_listed_newest_first_by_every_filter,
+                k7_keep_the_end_of_their_output,
+                j9_are_forgotten_when_they_are_long_over,
             }
             retention {
                 j9_old_lines_are_forgotten,

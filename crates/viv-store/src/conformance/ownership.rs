@@ -8,6 +8,7 @@ use super::Lab;
 use super::keys::key;
 use super::lab::{MANY, about, change, everything, idempotency, note, owner};
 use super::schedules::schedule;
+use super::tasks::task;
 use crate::error::StoreError;
 use crate::journal::{Cursor, JournalFilter};
 use crate::record::{LeaseKind, Owner};
@@ -60,6 +61,7 @@ async fn writes(store: &dyn Store, epoch: Epoch, sandbox: &Sandbox, token: Fenci
             "remove_schedule",
             refused(store.remove_schedule(epoch, &schedule(sandbox, 1, None).id, note(1, "late")).await.map(drop)),
         ),
+        ("put_task", refused(store.put_task(epoch, task(1, 1), Vec::new()).await)),
         ("retain", refused(store.retain(epoch, 99_999, MANY).await.map(drop))),
     ]
 }

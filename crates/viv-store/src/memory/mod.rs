@@ -9,6 +9,7 @@
 mod read;
 mod schedules;
 mod snapshots;
+mod tasks;
 mod write;
 
 use std::collections::BTreeMap;
@@ -21,7 +22,8 @@ use viv_core::lifecycle::Sandbox;
 use viv_core::schedule::Schedule;
 use viv_core::snapshot::Snapshot;
 use viv_core::spec::{Name, Project};
-use viv_core::{FencingToken, SandboxId, ScheduleId, SnapshotId};
+use viv_core::task::Task;
+use viv_core::{ExecutionId, FencingToken, SandboxId, ScheduleId, SnapshotId, TaskId};
 
 use crate::error::StoreError;
 use crate::journal::{Cursor, JournalFilter, JournalLine, NewLine};
@@ -30,6 +32,7 @@ use crate::record::{
     ScheduleQuery, SnapshotListing, SnapshotQuery,
 };
 use crate::store::{Epoch, Store};
+use crate::task::{TaskListing, TaskOutput, TaskQuery};
 
 type Result<T> = std::result::Result<T, StoreError>;
 
@@ -78,6 +81,8 @@ struct State {
     keys: BTreeMap<String, ApiKey>,
     meta: BTreeMap<String, String>,
     schedules: BTreeMap<ScheduleId, Schedule>,
+    tasks: BTreeMap<TaskId, Task>,
+    task_outputs: BTreeMap<(TaskId, ExecutionId), TaskOutput>,
 }
 
 /// A lease, and under which ownership it was taken.
@@ -359,6 +364,38 @@ impl Store for MemoryStore {
 
     async fn remove_schedule(&self, epoch: Epoch, id: &ScheduleId, line: NewLine) -> Result<bool> {
         self.write("remove_schedule", epoch, |state| Ok(state.remove_schedule(id, line)))
+    }
+
+    async fn put_task(&self, epoch: Epoch, task: Task, lines: Vec<NewLine>) -> Result<()> {
+        self.write("put_task", epoch, |state| state.put_task(task, lines))
+    }
+
+    async fn task(&self, id: &TaskId) -> Result<Option<Task>> {
+        self.call("task", |state| Ok(state.tasks.get(id).cloned()))
+    }
+
+    async fn tasks(&self, query: &TaskQuery) -> Result<TaskListing> {
+        self.call("tasks", |state| Ok(state.tasks_like(query)))
+    }
+
+    async fn living_tasks(&self) -> Result<Vec<TaskId>> {
+        self.call("living_tasks", |state| Ok(state.living_tasks()))
+    }
+
+    async fn task_at_work(&self, sandbox: &SandboxId) -> Result<Option<TaskId>> {
+        self.call("task_at_work", |state| Ok(state.task_at_work(sandbox)))
+    }
+
+    async fn keep_task_output(&self, epoch: Epoch, output: TaskOutput) -> Result<()> {
+        self.write("keep_task_output", epoch, |state| {
+            state.keep_task_output(output);
+            Ok(())
+        })
+    }
+
+    async fn task_output(&self, task: &TaskId, execution: &ExecutionId) -> Result<Option<TaskOutput>> {
+        let place = (task.clone(), execution.clone());
+        self.call("task_output", |state| Ok(state.task_outputs.get(&place).cloned()))
     }
 
     async fn retain(&self, epoch: Epoch, before_ms: u64, limit: usize) -> Result<u64> {

@@ -156,6 +156,7 @@ impl State {
             self.leases.remove(&place);
             touched += 1;
         }
+        touched += self.retain_tasks(before_ms, limit - touched);
         let over =
             self.sandboxes.values_mut().filter(|sandbox| sandbox.is_over() && sandbox.phase_since_ms < before_ms);
         for sandbox in over {

@@ -14,6 +14,7 @@ mod reserve;
 mod schedules;
 mod schema;
 mod snapshots;
+mod tasks;
 mod threads;
 mod write;
 
@@ -29,7 +30,8 @@ use viv_core::lifecycle::{Desired, Sandbox};
 use viv_core::schedule::Schedule;
 use viv_core::snapshot::Snapshot;
 use viv_core::spec::{Name, Project};
-use viv_core::{FencingToken, SandboxId, ScheduleId, SnapshotId};
+use viv_core::task::Task;
+use viv_core::{ExecutionId, FencingToken, SandboxId, ScheduleId, SnapshotId, TaskId};
 
 use crate::error::StoreError;
 use crate::journal::{Cursor, JournalFilter, JournalLine, NewLine};
@@ -38,6 +40,7 @@ use crate::record::{
     ScheduleQuery, SnapshotListing, SnapshotQuery,
 };
 use crate::store::{Epoch, Store};
+use crate::task::{TaskListing, TaskOutput, TaskQuery};
 use reserve::Reserve;
 use threads::{Bounded, Queue, Urgency};
 
@@ -384,6 +387,40 @@ impl Store for SqliteStore {
     async fn remove_schedule(&self, epoch: Epoch, id: &ScheduleId, line: NewLine) -> Result<bool> {
         let id = id.clone();
         self.write(epoch, move |db| schedules::remove(db, &id, &line)).await
+    }
+
+    async fn put_task(&self, epoch: Epoch, task: Task, lines: Vec<NewLine>) -> Result<()> {
+        // What is to end is recorded on a full disk too (L8).
+        let urgency = if task.ending.is_some() { Urgency::Ends } else { Urgency::Usual };
+        self.write_with(urgency, epoch, move |db| tasks::put(db, &task, &lines)).await
+    }
+
+    async fn task(&self, id: &TaskId) -> Result<Option<Task>> {
+        let id = id.clone();
+        self.readers.call(move |db| tasks::get(db, &id)).await
+    }
+
+    async fn tasks(&self, query: &TaskQuery) -> Result<TaskListing> {
+        let query = query.clone();
+        self.readers.call(move |db| tasks::list(db, &query)).await
+    }
+
+    async fn living_tasks(&self) -> Result<Vec<TaskId>> {
+        self.readers.call(tasks::living).await
+    }
+
+    async fn task_at_work(&self, sandbox: &SandboxId) -> Result<Option<TaskId>> {
+        let sandbox = sandbox.clone();
+        self.readers.call(move |db| tasks::at_work(db, &sandbox)).await
+    }
+
+    async fn keep_task_output(&self, epoch: Epoch, output: TaskOutput) -> Result<()> {
+        self.write(epoch, move |db| tasks::keep_output(db, &output)).await
+    }
+
+    async fn task_output(&self, task: &TaskId, execution: &ExecutionId) -> Result<Option<TaskOutput>> {
+        let (task, execution) = (task.clone(), execution.clone());
+        self.readers.call(move |db| tasks::output(db, &task, &execution)).await
     }
 
     async fn retain(&self, epoch: Epoch, before_ms: u64, limit: usize) -> Result<u64> {

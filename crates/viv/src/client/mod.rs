@@ -40,6 +40,7 @@ mod spec;
 mod stats;
 mod stop;
 mod table;
+mod task;
 mod terminal;
 mod timeline;
 mod top;
@@ -118,6 +119,8 @@ pub(crate) enum Verb {
     Limits(limits::Args),
     /// Run commands in sandboxes at given times
     Schedule(schedule::Args),
+    /// Run, list, show, stop and continue tasks
+    Task(task::Args),
     Drain(drain::Args),
     /// Take new work again after a drain
     Undrain,
@@ -179,6 +182,7 @@ fn dispatch(verb: Verb, global: &Global) -> anyhow::Result<ExitCode> {
         Verb::KeepAwake(args) => activity::keep_awake(args, &daemon),
         Verb::Limits(args) => limits::run(args, &daemon),
         Verb::Schedule(args) => schedule::run(args, &daemon),
+        Verb::Task(args) => task::run(args, &daemon),
         Verb::Drain(args) => drain::run(&args, &daemon),
         Verb::Undrain => drain::undrain(&daemon),
         Verb::Audit => reconcile::audit(&daemon),

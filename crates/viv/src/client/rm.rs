@@ -74,13 +74,10 @@ fn confirm(count: usize, yes: bool) -> anyhow::Result<()> {
 }
 
 /// Does it for each, whatever becomes of the others, and ends with the code of the first that went wrong.
-pub(super) fn each(
-    sandboxes: &[SandboxRef],
-    mut what: impl FnMut(&SandboxRef) -> anyhow::Result<ExitCode>,
-) -> anyhow::Result<ExitCode> {
+pub(super) fn each<T>(all: &[T], mut what: impl FnMut(&T) -> anyhow::Result<ExitCode>) -> anyhow::Result<ExitCode> {
     let mut worst = ExitCode::SUCCESS;
-    for sandbox in sandboxes {
-        let code = match what(sandbox) {
+    for one in all {
+        let code = match what(one) {
             Err(error) if fail::is_broken_pipe(&error) => return Err(error),
             Err(error) => ExitCode::from(fail::report(&error, FAILED)),
             Ok(code) => code,

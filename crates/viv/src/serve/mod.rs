@@ -154,6 +154,13 @@ async fn daemon(
     }));
     config.inside = Some(viv_server::inside());
     let gates = config.gates.clone();
+    for gate in viv_engine::Gate::ALL.into_iter().filter(|gate| !gates.is_on_everywhere(*gate)) {
+        let percent = gates.setting(gate).percent;
+        say(format_args!(
+            "warning: the gate {} is off, or on for {percent} % only: what it protects is not",
+            gate.name()
+        ));
+    }
     let provider = Arc::new(open_provider(&args, file, data, ownership.from_undead)?);
     tidy_regularly(provider.clone(), file.reconcile.tidy())?;
     let engine = Engine::start(config, store, provider, epoch, Clock::showing(wall_ms()), draw).await?;

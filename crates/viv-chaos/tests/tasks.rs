@@ -1,0 +1,446 @@
+//! Tasks on simulated time (K1 to K7): daemons that die at every point, limits, turns, and switched gates.
+#![allow(missing_docs, reason = "tests")]
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use viv_chaos::Rng;
+use viv_core::exec::{ExecSpec, ExecState};
+use viv_core::lifecycle::{Actor, EntryKind, Phase};
+use viv_core::spec::{Policy, Project, SandboxSpec};
+use viv_core::task::{Came, EffectRule, MakeSandbox, NewTask, Task, TaskCause, TaskLimits, TaskState};
+use viv_core::{SandboxId, TaskId};
+use viv_engine::{
+    Clock, ContinueTask, CreateTask, Engine, EngineConfig, EngineError, Failpoint, FromInside, Gate, GateSetting,
+    Inside, Which,
+};
+use viv_provider::Provider;
+use viv_provider::conformance::program::Program;
+use viv_provider::sim::{SimClock, SimProvider};
+use viv_store::{MemoryStore, Owner, Store};
+
+const EPOCH_MS: u64 = 1_700_006_400_000;
+const MINUTE: Duration = Duration::from_secs(60);
+const RUNS: &str = "/workspace/runs";
+
+struct Place {
+    engine: Engine,
+    provider: SimProvider,
+    store: MemoryStore,
+    clock: Clock,
+    daemons: AtomicU32,
+}
+
+/// `step`, `push`, or `push done`: the words do not matter here.
+async fn answer(engine: Engine, asked: FromInside) -> String {
+    let Ok(Some(task)) = engine.store().task_at_work(&asked.sandbox.id).await else { return "no task".to_owned() };
+    let run = engine.task(None, &task).await.unwrap().run;
+    let done = match asked.body.as_str() {
+        "step" => engine.report_inside(&asked, (&task, run), 1, (None, Some("s".to_owned()))).await.map(drop),
+        "push done" => match engine.gate_inside(&asked, (&task, run), "push").await {
+            Ok(granted) => engine.effect_ended_inside(&asked, (&task, run), &granted.grant, None).await.map(drop),
+            Err(error) => Err(error),
+        },
+        _ => engine.gate_inside(&asked, (&task, run), "push").await.map(drop),
+    };
+    match done {
+        Ok(()) => "done".to_owned(),
+        Err(EngineError::TaskDenied { why, .. }) => format!("{why:?}"),
+        Err(error) => format!("error: {error}"),
+    }
+}
+
+async fn begin(
+    number: u32,
+    store: &MemoryStore,
+    provider: &SimProvider,
+    clock: Clock,
+    set_up: impl FnOnce(&mut EngineConfig),
+) -> Engine {
+    let name = format!("daemon {number}");
+    let owner = Owner { name, boot_id: "b".into(), pid: number, start_ticks: 0, epoch: 0, since_ms: EPOCH_MS };
+    let epoch = store.own(owner).await.unwrap();
+    let rng = Mutex::new(Rng::new(u64::from(number)));
+    let mut config = EngineConfig::new("sim".parse().unwrap(), format!("daemon {number}"));
+    config.inside = Some(Inside(Arc::new(|engine, asked| Box::pin(answer(engine, asked)))));
+    set_up(&mut config);
+    let (store, provider) = (Arc::new(store.clone()), Arc::new(provider.clone()));
+    let draw = move || rng.lock().unwrap().bytes();
+    Engine::start(config, store, provider, epoch, clock, draw).await.unwrap()
+}
+
+impl Place {
+    async fn new(set_up: impl FnOnce(&mut EngineConfig)) -> Self {
+        let ticking = SimClock::starting_at(EPOCH_MS);
+        let provider = SimProvider::new(ticking.clone());
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                ticking.advance(50);
+            }
+        });
+        let (store, clock) = (MemoryStore::new(), Clock::showing(EPOCH_MS));
+        let engine = begin(1, &store, &provider, clock, set_up).await;
+        Self { engine, provider, store, clock, daemons: AtomicU32::new(1) }
+    }
+
+    /// The daemon dies, and another one begins after a while.
+    async fn restart(&mut self, after: Duration) {
+        self.engine.shut_down();
+        tokio::time::sleep(after).await;
+        let number = self.daemons.fetch_add(1, Ordering::SeqCst) + 1;
+        self.engine = begin(number, &self.store, &self.provider, self.clock, |_| {}).await;
+    }
+
+    fn new_task(&self, steps: Vec<ExecSpec>) -> NewTask {
+        let policy = Policy { persistent: true, lifetime_ms: 86_400_000, ..Policy::default_for(None) };
+        let make =
+            MakeSandbox { name: None, spec: SandboxSpec::default(), policy, labels: BTreeMap::new(), snapshot: None };
+        NewTask {
+            id: self.engine.new_task_id(),
+            project: Project::default(),
+            sandbox: None,
+            make: Some(Box::new(make)),
+            files: Vec::new(),
+            source: None,
+            steps,
+            limits: TaskLimits::default(),
+            effects: vec![EffectRule { name: "push".to_owned(), repeatable: false }],
+            credentials: BTreeMap::new(),
+            keep_alive: false,
+            by: Actor::part("test"),
+            body_hash: None,
+        }
+    }
+
+    async fn run(&self, new: NewTask) -> Task {
+        self.engine.create_task(CreateTask { new, keyed: false }).await.unwrap().task
+    }
+
+    async fn task(&self, id: &TaskId) -> Task {
+        self.store.task(id).await.unwrap().unwrap()
+    }
+
+    async fn over(&self, id: &TaskId) -> Task {
+        let task = self.engine.wait_task(id, 20 * MINUTE, |task| task.state.is_final()).await.unwrap();
+        assert!(task.state.is_final(), "{task:#?}");
+        task
+    }
+
+    async fn running(&self, id: &TaskId) -> Task {
+        self.engine.wait_task(id, MINUTE, |task| task.times.started_at_ms.is_some()).await.unwrap()
+    }
+
+    /// How often a step was really run: each leaves a line in a file that is saved and restored.
+    async fn ran(&self, id: &SandboxId) -> usize {
+        self.engine.ensure(id, EntryKind::Ensure, Actor::part("test")).await.unwrap();
+        self.engine.wait_ready(id, MINUTE).await.unwrap();
+        let handle = self.engine.work_in(&Project::default(), &Which::Id(id.clone()), None).await.unwrap();
+        match handle.file_stat(RUNS).await {
+            Ok(stat) => stat.size_bytes as usize / 2,
+            Err(_) => 0,
+        }
+    }
+
+    /// No execution runs in there.
+    async fn assert_quiet(&self, id: &SandboxId) {
+        let which = Which::Id(id.clone());
+        if let Ok(handle) = self.engine.look_into(&Project::default(), &which, None).await {
+            let all = handle.executions().await.unwrap();
+            assert!(all.iter().all(|one| one.state != ExecState::Running), "{all:?}");
+        }
+    }
+}
+
+fn paused(world: impl Future<Output = ()>) {
+    tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap().block_on(world);
+}
+
+fn program(program: &Program) -> ExecSpec {
+    ExecSpec { argv: program.argv(), ..ExecSpec::default() }
+}
+
+fn append() -> ExecSpec {
+    program(&Program::Append { path: RUNS.to_owned() })
+}
+
+fn sleep(seconds: u64) -> ExecSpec {
+    program(&Program::Sleep { seconds })
+}
+
+/// A daemon that dies when it is there for the first time.
+fn dies_at(point: &'static str) -> (Arc<AtomicBool>, impl FnOnce(&mut EngineConfig)) {
+    let reached = Arc::new(AtomicBool::new(false));
+    let flag = reached.clone();
+    let failpoint = Failpoint(Arc::new(move |now| {
+        assert!(now != point || flag.swap(true, Ordering::SeqCst), "the daemon dies at {point}, as planned");
+    }));
+    (reached, move |config| config.failpoint = Some(failpoint))
+}
+
+async fn until(reached: &AtomicBool, place: &Place, point: &str) {
+    while !reached.load(Ordering::SeqCst) {
+        assert!(place.engine.now_ms() < EPOCH_MS + 1_200_000, "{point} is never reached");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[test]
+fn j4_a_daemon_that_dies_at_any_point_runs_every_step_once() {
+    let points = [
+        "task.created",
+        "task.taken_up",
+        "task.entering",
+        "task.entered",
+        "task.prepared",
+        "task.starting",
+        "task.started",
+        "task.step_ended",
+        "task.ending",
+        "task.killing",
+        "task.stopping_sandbox",
+        "task.ended",
+    ];
+    for point in points {
+        paused(async {
+            let (reached, set_up) = dies_at(point);
+            let mut place = Place::new(set_up).await;
+            let new = place.new_task(vec![append(), append(), sleep(1)]);
+            let id = new.id.clone();
+            let engine = place.engine.clone();
+            // Whoever asks dies with it, at the first of them.
+            tokio::spawn(async move { engine.create_task(CreateTask { new, keyed: false }).await });
+            until(&reached, &place, point).await;
+            place.restart(Duration::from_secs(5)).await;
+            let over = place.over(&id).await;
+            assert_eq!(over.state, TaskState::Succeeded, "{point}: {over:#?}");
+            let phase = place.store.get(&over.sandbox).await.unwrap().unwrap().phase;
+            assert!(matches!(phase, Phase::Hibernated { .. }), "{point}: {phase:?}");
+            assert_eq!(place.ran(&over.sandbox).await, 2, "{point}");
+        });
+    }
+}
+
+#[test]
+fn k2_a_stop_is_carried_out_by_whoever_comes_next() {
+    for point in ["task.stopped", "task.ending", "task.cut", "task.killing", "task.stopping_sandbox", "task.ended"] {
+        for keep_alive in [false, true] {
+            if keep_alive && point == "task.stopping_sandbox" {
+                continue;
+            }
+            paused(async {
+                let (reached, set_up) = dies_at(point);
+                let mut place = Place::new(set_up).await;
+                let stubborn = program(&Program::Stubborn { path: RUNS.to_owned() });
+                let new = NewTask { keep_alive, ..place.new_task(vec![stubborn, append()]) };
+                let task = place.run(new).await;
+                place.running(&task.id).await;
+                let (engine, id) = (place.engine.clone(), task.id.clone());
+                tokio::spawn(async move { engine.stop_task(&id, Actor::part("user")).await });
+                until(&reached, &place, point).await;
+                place.restart(Duration::from_secs(5)).await;
+                let over = place.over(&task.id).await;
+                assert_eq!(over.state, TaskState::Stopped, "{point}: {over:#?}");
+                assert_eq!(over.executions.len(), 1, "{point}: no other step began");
+                place.assert_quiet(&over.sandbox).await;
+                let phase = place.store.get(&over.sandbox).await.unwrap().unwrap().phase;
+                assert_eq!(phase == Phase::Ready, keep_alive, "{point}: {phase:?}");
+            });
+        }
+    }
+}
+
+#[test]
+fn k2_a_stop_is_legal_before_anything_runs() {
+    paused(async {
+        let place = Place::new(|_| {}).await;
+        for wait_ms in [0, 1, 10, 50, 100, 200, 400, 800] {
+            let task = place.run(place.new_task(vec![sleep(1_000)])).await;
+            tokio::time::sleep(Duration::from_millis(wait_ms)).await;
+            place.engine.stop_task(&task.id, Actor::part("user")).await.unwrap();
+            let over = place.over(&task.id).await;
+            assert_eq!(over.state, TaskState::Stopped, "{wait_ms}: {over:#?}");
+            place.assert_quiet(&over.sandbox).await;
+        }
+    });
+}
+
+#[test]
+fn k4_each_limit_ends_it_in_its_own_way_also_over_a_restart() {
+    let silent = TaskLimits { inactivity_ms: Some(30_000), total_ms: None, ..TaskLimits::default() };
+    let long = TaskLimits { inactivity_ms: None, total_ms: Some(30_000), ..TaskLimits::default() };
+    let step = ExecSpec { limit_ms: Some(30_000), ..sleep(1_000) };
+    let none = TaskLimits { inactivity_ms: None, total_ms: None, ..TaskLimits::default() };
+    let cases = [
+        (silent, sleep(1_000), TaskState::Inactive, TaskCause::Inactivity),
+        (long, sleep(1_000), TaskState::TimedOut, TaskCause::TotalLimit),
+        (none, step, TaskState::TimedOut, TaskCause::StepTimeLimit),
+    ];
+    for (limits, spec, state, cause) in cases {
+        for restarts in [false, true] {
+            paused(async {
+                let mut place = Place::new(|_| {}).await;
+                let task = place.run(NewTask { limits, ..place.new_task(vec![spec.clone()]) }).await;
+                place.running(&task.id).await;
+                if restarts {
+                    place.restart(Duration::from_secs(20)).await;
+                }
+                let over = place.over(&task.id).await;
+                assert_eq!((over.state, over.ending.as_ref().unwrap().cause), (state, cause), "{over:#?}");
+                let took_ms = over.ending.unwrap().at_ms - over.times.started_at_ms.unwrap();
+                assert!((25_000..40_000).contains(&took_ms), "{cause:?} {restarts}: {took_ms}");
+                place.assert_quiet(&over.sandbox).await;
+            });
+        }
+    }
+    // What speaks is not silent, and what stands still is not either (L13).
+    paused(async {
+        let place = Place::new(|_| {}).await;
+        let limits = TaskLimits { inactivity_ms: Some(3_000), total_ms: None, ..TaskLimits::default() };
+        let ticks = program(&Program::Tick { count: 400 });
+        let speaks = place.run(NewTask { limits, ..place.new_task(vec![ticks]) }).await;
+        assert_eq!(place.over(&speaks.id).await.state, TaskState::Succeeded);
+        let frozen = place.run(NewTask { limits, ..place.new_task(vec![sleep(2)]) }).await;
+        place.running(&frozen.id).await;
+        place.engine.freeze(&frozen.sandbox, Actor::part("user")).await.unwrap();
+        tokio::time::sleep(MINUTE).await;
+        assert_eq!(place.task(&frozen.id).await.state, TaskState::Running);
+        place.engine.ensure(&frozen.sandbox, EntryKind::Ensure, Actor::part("user")).await.unwrap();
+        assert_eq!(place.over(&frozen.id).await.state, TaskState::Succeeded);
+    });
+}
+
+#[test]
+fn k1_tasks_of_one_sandbox_take_turns() {
+    paused(async {
+        let place = Place::new(|_| {}).await;
+        let kept = place.run(NewTask { keep_alive: true, ..place.new_task(vec![append()]) }).await;
+        let sandbox = place.over(&kept.id).await.sandbox;
+        let limits = TaskLimits { inactivity_ms: None, total_ms: Some(60_000), ..TaskLimits::default() };
+        let mut tasks = Vec::new();
+        for _ in 0..4 {
+            let (sandbox, make) = (Some(sandbox.clone()), None);
+            let steps = vec![append(), sleep(20)];
+            let new = NewTask { sandbox, make, limits, keep_alive: true, ..place.new_task(steps) };
+            tasks.push(place.run(new).await.id);
+        }
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let mut at_work = 0;
+        for id in &tasks {
+            at_work += usize::from(place.task(id).await.is_at_work());
+        }
+        assert_eq!(at_work, 1);
+        for id in &tasks {
+            assert_eq!(place.over(id).await.state, TaskState::Succeeded, "waiting for a turn is not counted");
+        }
+        assert_eq!(place.ran(&sandbox).await, 5);
+    });
+}
+
+#[test]
+fn k5_of_an_effect_of_which_nobody_heard_it_is_said_that_it_is_unknown() {
+    paused(async {
+        let place = Place::new(|_| {}).await;
+        let ask = |body: &str| place.provider.ask_spec(body);
+        let done = place.run(place.new_task(vec![ask("push done"), ask("push done")])).await;
+        let done = place.over(&done.id).await;
+        assert_eq!((done.state, done.grants.len()), (TaskState::Succeeded, 1), "{done:#?}");
+        let unknown = place.run(NewTask { keep_alive: true, ..place.new_task(vec![ask("push")]) }).await;
+        let unknown = place.over(&unknown.id).await;
+        assert_eq!(unknown.state, TaskState::EffectUnknown, "{unknown:#?}");
+        let more = ContinueTask { steps: vec![ask("push")], limits: None, keep_alive: None, by: Actor::part("user") };
+        place.engine.continue_task(&unknown.id, more).await.unwrap();
+        let again = place.over(&unknown.id).await;
+        assert_eq!((again.state, again.grants.len()), (TaskState::Succeeded, 1), "it is not granted again: {again:#?}");
+        assert_eq!(again.came, Some(Came::Reused));
+    });
+}
+
+#[test]
+fn k5_a_stop_in_the_middle_of_effects_lets_none_begin_after_it() {
+    for seed in 1..=40 {
+        paused(async {
+            let mut rng = Rng::new(seed);
+            let mut place = Place::new(|_| {}).await;
+            let ask = place.provider.ask_spec(if rng.chance(50) { "push" } else { "push done" });
+            let new = place.new_task(vec![sleep(rng.below(2)), ask, sleep(rng.below(3))]);
+            let task = place.run(new).await;
+            tokio::time::sleep(Duration::from_millis(rng.below(4_000))).await;
+            place.engine.stop_task(&task.id, Actor::part("user")).await.unwrap();
+            if rng.chance(50) {
+                place.restart(Duration::from_millis(rng.below(3_000))).await;
+            }
+            let over = place.over(&task.id).await;
+            let asked_at_ms = over.stop.as_ref().map(|stop| stop.at_ms);
+            for grant in &over.grants {
+                assert!(asked_at_ms.is_none_or(|at_ms| grant.at_ms <= at_ms), "seed {seed}: {over:#?}");
+                assert_ne!(grant.outcome.as_str(), "in_flight", "seed {seed}");
+            }
+            let unknown = over.grants.iter().any(|grant| grant.outcome.as_str() == "unknown");
+            assert_eq!(unknown, over.state == TaskState::EffectUnknown, "seed {seed}: {over:#?}");
+            place.assert_quiet(&over.sandbox).await;
+        });
+    }
+}
+
+fn off(gate: Gate) -> impl FnOnce(&mut EngineConfig) {
+    move |config| {
+        config.gates.replace([(gate, GateSetting { percent: 0, projects: BTreeMap::new() })].into());
+    }
+}
+
+/// Each switch really switches something: what it keeps from happening happens (O9).
+#[test]
+fn o9_without_its_gate_each_promise_is_broken() {
+    let limits = TaskLimits { inactivity_ms: Some(20_000), total_ms: Some(120_000), ..TaskLimits::default() };
+    paused(async {
+        let place = Place::new(off(Gate::InactivityLimit)).await;
+        let task = place.run(NewTask { limits, ..place.new_task(vec![sleep(60)]) }).await;
+        assert_eq!(place.over(&task.id).await.state, TaskState::Succeeded);
+    });
+    paused(async {
+        let place = Place::new(off(Gate::AuthoritativeTimeout)).await;
+        let limits = TaskLimits { inactivity_ms: None, total_ms: Some(20_000), ..TaskLimits::default() };
+        let task = place.run(NewTask { limits, ..place.new_task(vec![sleep(60)]) }).await;
+        let over = place.over(&task.id).await;
+        assert_eq!(over.state, TaskState::TimedOut);
+        let handle = place.engine.look_into(&Project::default(), &Which::Id(over.sandbox), None).await.unwrap();
+        assert_eq!(handle.running().await.unwrap(), 1, "it is called over, and goes on");
+    });
+    paused(async {
+        let place = Place::new(off(Gate::PushedCancellation)).await;
+        let task = place.run(NewTask { limits, ..place.new_task(vec![sleep(15), append()]) }).await;
+        place.running(&task.id).await;
+        let stopped = place.engine.stop_task(&task.id, Actor::part("user")).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert_eq!(place.task(&task.id).await.state, TaskState::Running, "nobody hears of it");
+        let over = place.over(&task.id).await;
+        assert_eq!(over.state, TaskState::Stopped, "but when the step ends");
+        assert!(over.times.confirmed_at_ms.unwrap() > stopped.stop.unwrap().at_ms + 10_000);
+    });
+    paused(async {
+        // Its first daemon keeps the stop in memory alone, and dies before anybody hears.
+        let mut place = Place::new(|config| {
+            let both = [Gate::DurableStop, Gate::PushedCancellation];
+            let setting = || GateSetting { percent: 0, projects: BTreeMap::new() };
+            config.gates.replace(both.map(|gate| (gate, setting())).into());
+        })
+        .await;
+        let task = place.run(place.new_task(vec![sleep(20)])).await;
+        place.running(&task.id).await;
+        let engine = place.engine.clone();
+        engine.shut_down();
+        engine.stop_task(&task.id, Actor::part("user")).await.unwrap();
+        place.restart(Duration::from_secs(1)).await;
+        assert_eq!(place.over(&task.id).await.state, TaskState::Succeeded, "the stop is forgotten");
+    });
+    paused(async {
+        let place = Place::new(off(Gate::EffectsGate)).await;
+        let ask = place.provider.ask_spec("push done");
+        let new = NewTask { effects: Vec::new(), ..place.new_task(vec![ask.clone(), ask]) };
+        let task = place.run(new).await;
+        assert_eq!(place.over(&task.id).await.grants.len(), 2, "also what nobody declared, and twice");
+    });
+}
