@@ -86,7 +86,8 @@ impl ShimRequest {
 }
 
 impl ShimRequest {
-    /// Whether it can be done while the memory is being saved: the rest would start, stop or change what is dumped.
+    /// Whether it can be done while the memory is being saved: the rest would start, stop or change what
+    /// is dumped. Who ends it to save its files alone has given the memory up.
     pub(crate) fn goes_with_checkpoint(&self) -> bool {
         match self {
             Self::Status
@@ -94,12 +95,12 @@ impl ShimRequest {
             | Self::Release
             | Self::Extend { .. }
             | Self::Destroy { .. }
+            | Self::EndToSave { .. }
             | Self::EndForSpace { .. }
             | Self::Raise { .. } => true,
             Self::SetLimits { .. }
             | Self::Freeze { .. }
             | Self::Thaw { .. }
-            | Self::EndToSave { .. }
             | Self::Checkpoint { .. }
             | Self::Hold { .. } => false,
         }
