@@ -12,8 +12,8 @@ use crate::diagnosis::{Integrity, SnapshotShown};
 use crate::error::{ApiError, ErrorCode};
 use crate::limits::{Limit, Limits, LimitsInForce};
 use crate::sandbox::{
-    Cause, CreateSandbox, Desired, Egress, Evidence, Network, Phase, PortProbe, Probe, ProbeOutcome, ServiceProbe,
-    Status,
+    Cause, CreateSandbox, Desired, Egress, Evidence, Hibernate, Network, Phase, PortProbe, Probe, ProbeOutcome,
+    ServiceProbe, Status,
 };
 use crate::snapshot::{Snapshot, SnapshotIntegrity, SnapshotKind, SnapshotState};
 
@@ -108,6 +108,11 @@ impl CreateSandbox {
             lifetime_ms: self.policy.lifetime_ms.map_or(default.lifetime_ms, u64::from),
             idle_ms: self.policy.idle_ms.map_or(default.idle_ms, u64::from),
             hibernate_ms: self.policy.hibernate_ms.map_or(default.hibernate_ms, u64::from),
+            hibernate: match self.policy.hibernate {
+                None => default.hibernate,
+                Some(Hibernate::Filesystem) => spec::Hibernate::Filesystem,
+                Some(Hibernate::Memory) => spec::Hibernate::Memory,
+            },
             snapshots_max: self.policy.snapshots_max.map(|max| max.get() as u32),
             snapshots_age_ms: self.policy.snapshots_age_ms.map(u64::from),
         }

@@ -122,6 +122,7 @@ impl Execution {
         let ExecutionContext { sandbox, generation, spec, detach, frozen } = context;
         let (state, exit_code, signal, message) = match &status.state {
             ExecState::Running if frozen => (ExecutionState::Suspended, None, None, None),
+            ExecState::Suspended => (ExecutionState::Suspended, None, None, None),
             ExecState::Running => (ExecutionState::Running, None, None, None),
             ExecState::Exited { code } => (ExecutionState::Exited, Some(*code), None, None),
             ExecState::Signalled { signal } => (ExecutionState::Signalled, None, Some(*signal), None),

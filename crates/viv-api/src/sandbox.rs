@@ -13,8 +13,8 @@ use crate::service::Hooks;
 mod shown;
 
 pub use shown::{
-    Cause, Desired, Evidence, Observed, ObservedVia, Phase, PortProbe, Probe, ProbeOutcome, ProviderState, Sandbox,
-    SandboxPolicy, SandboxSpec, ServiceProbe, Status,
+    Cause, Desired, Evidence, MemoryShown, MemoryState, Observed, ObservedVia, Phase, PortProbe, Probe, ProbeOutcome,
+    ProviderState, Sandbox, SandboxPolicy, SandboxSpec, ServiceProbe, Status,
 };
 
 /// A sandbox to make.
@@ -90,6 +90,18 @@ pub enum Egress {
     All,
 }
 
+/// What is saved of a sandbox that hibernates.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Hibernate {
+    /// Its files: what ran is lost, and services are started again.
+    #[default]
+    Filesystem,
+    /// Its memory too, where the provider can: what ran goes on under the same ids.
+    Memory,
+}
+
 /// How long a sandbox is to live.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -107,6 +119,9 @@ pub struct CreatePolicy {
     /// Time frozen after which it is saved, or, when it is not persistent, ends; 15 minutes when absent (L5).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hibernate_ms: Option<IdleMs>,
+    /// What is saved of it: its files, or its memory too where that can be (L13). Its files when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hibernate: Option<Hibernate>,
     /// How many snapshots that were asked for are kept: the oldest go first, unless they are in use. All when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshots_max: Option<SnapshotsMax>,

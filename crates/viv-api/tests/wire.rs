@@ -155,7 +155,7 @@ fn a_sandbox_shows_what_scripts_rely_on() {
             "image": "host", "workdir": "/workspace", "env_names": ["A"], "limits": {}, "network": {"egress": "none"},
             "ports": [80], "hooks": [],
         },
-        "policy": {"persistent": false, "lifetime_ms": 1, "idle_ms": null, "hibernate_ms": null}, "services": [],
+        "policy": {"persistent": false, "lifetime_ms": 1, "idle_ms": null, "hibernate_ms": null, "hibernate": "filesystem"}, "services": [],
         "keep_awake": [], "created_at_ms": 1, "last_activity_at_ms": null, "expires_at_ms": null,
         "executions_running": 0, "deleted": false, "version": 1,
     });

@@ -56,12 +56,14 @@ pub enum Stream {
     Stderr,
 }
 
-/// How an execution stands. All but `Running` are final.
+/// How an execution stands. All but `Running` and `Suspended` are final.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum ExecState {
     /// The command's first process lives.
     Running,
+    /// It is saved with its memory, and goes on when that is restored (X5).
+    Suspended,
     /// It ended with a code.
     Exited {
         /// The code.
@@ -93,7 +95,7 @@ pub enum ExecState {
 impl ExecState {
     /// Whether nothing will change any more.
     pub fn is_final(&self) -> bool {
-        !matches!(self, Self::Running)
+        !matches!(self, Self::Running | Self::Suspended)
     }
 }
 

@@ -206,10 +206,10 @@ impl RunOutcome {
         }
     }
 
-    /// What the end of an execution means; `None` while it runs.
+    /// What the end of an execution means; `None` while it runs, or will.
     pub fn of(state: &ExecState) -> Option<Self> {
         Some(match state {
-            ExecState::Running => return None,
+            ExecState::Running | ExecState::Suspended => return None,
             ExecState::Exited { code } => Self::Exited { code: *code },
             ExecState::Signalled { signal } => Self::Signalled { signal: *signal },
             ExecState::OomKilled => Self::OomKilled,

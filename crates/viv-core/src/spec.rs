@@ -182,12 +182,33 @@ pub struct Policy {
     /// Time frozen after which it is saved, or, when it is not persistent, ends.
     #[serde(default = "hibernate_ms_default")]
     pub hibernate_ms: u64,
+    /// What is saved of it.
+    #[serde(default, skip_serializing_if = "Hibernate::is_filesystem")]
+    pub hibernate: Hibernate,
     /// How many snapshots that were asked for are kept: the oldest go first (L11). All, when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshots_max: Option<u32>,
     /// How long snapshots that were asked for are kept. For ever, when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshots_age_ms: Option<u64>,
+}
+
+/// What is saved of a sandbox that hibernates (L13).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Hibernate {
+    /// Its files. What ran is lost, and services are started again.
+    #[default]
+    Filesystem,
+    /// Its memory too, where the provider can: what ran goes on.
+    Memory,
+}
+
+impl Hibernate {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands it over so")]
+    fn is_filesystem(&self) -> bool {
+        *self == Self::Filesystem
+    }
 }
 
 /// Of records that were written before there was a choice.
@@ -203,6 +224,7 @@ impl Policy {
             lifetime_ms: LIFETIME_MS_DEFAULT,
             idle_ms: IDLE_MS_DEFAULT,
             hibernate_ms: HIBERNATE_MS_DEFAULT,
+            hibernate: Hibernate::Filesystem,
             snapshots_max: None,
             snapshots_age_ms: None,
         }

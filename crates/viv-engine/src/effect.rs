@@ -10,7 +10,7 @@ use viv_core::lifecycle::{
 };
 use viv_core::{Generation, SnapshotId};
 use viv_provider::{
-    InstanceRef, InstanceSpec, InstanceState, Mutation, Observation, ObservedVia, ProviderError, SaveRequest,
+    InstanceRef, InstanceSpec, InstanceState, Mutation, Observation, ObservedVia, ProviderError, Recall, SaveRequest,
 };
 use viv_store::LeaseKind;
 
@@ -45,8 +45,9 @@ impl Inner {
         self.reached(&format!("{}.before", effect.code()));
         let outcome = match effect {
             Effect::Create { generation } => self.make(record, &mutation(*generation, budgets.make), None).await?,
-            Effect::Restore { generation, snapshot } => {
-                self.make(record, &mutation(*generation, budgets.make), Some(snapshot)).await?
+            Effect::Restore { generation, snapshot, memory } => {
+                let from = Some((snapshot, *memory));
+                self.make(record, &mutation(*generation, budgets.make), from).await?
             }
             Effect::Probe { generation } => return self.probe_in_verification(record, *generation).await,
             Effect::Serve { generation } => return self.serve(record, *generation, work).await,
@@ -63,27 +64,12 @@ impl Inner {
                 let done = self.call(&record.id, budgets.call, self.provider.thaw(&mutation, &record.id)).await;
                 done.map_or_else(failed, |()| Outcome::Thawed)
             }
-            Effect::Save { generation, snapshot } => {
+            Effect::Save { generation, snapshot, memory } => {
                 self.before_stop(record, *generation, work).await;
-                let mutation = mutation(*generation, budgets.save);
-                let request = SaveRequest { snapshot: snapshot.clone(), live: false, memory: false };
-                let saved = self.provider.save(&mutation, &record.id, &request);
-                match self.call(&record.id, budgets.save, saved).await {
-                    Ok(saved) => {
-                        self.savers.noted(&saved);
-                        Outcome::Saved
-                    }
-                    // What is not there cannot be saved, now or later: that is something to see, not to try again.
-                    Err(ProviderError::Absent | ProviderError::StaleGeneration { .. })
-                        if self.look_at_instance(record, *generation).await? =>
-                    {
-                        return Ok(None);
-                    }
-                    // There may be room later: what is kept until then is not given up (T7).
-                    Err(error @ ProviderError::Exhausted { .. }) => {
-                        Outcome::Failed(Failure { kind: FailureKind::Unknown, what: in_words(&error) })
-                    }
-                    Err(error) => failed(error),
+                let request = SaveRequest { snapshot: snapshot.clone(), live: false, memory: *memory };
+                match self.save(record, &mutation(*generation, budgets.save), &request).await? {
+                    Some(outcome) => outcome,
+                    None => return Ok(None),
                 }
             }
             Effect::Clear { generation } => {
@@ -98,21 +84,59 @@ impl Inner {
         Ok(Some(outcome))
     }
 
+    /// Ends an instance and saves it. `None` when it was seen to be gone, which was applied.
+    async fn save(
+        self: &Arc<Self>,
+        record: &Sandbox,
+        mutation: &Mutation,
+        request: &SaveRequest,
+    ) -> Result<Option<Outcome>, EngineError> {
+        let saved = self.provider.save(mutation, &record.id, request);
+        Ok(Some(match self.call(&record.id, self.config.budgets.save, saved).await {
+            Ok(saved) if request.memory && !saved.memory => {
+                // It was saved under this id by who had given its memory up.
+                Outcome::MemoryNotSaved("it was saved without".to_owned())
+            }
+            Ok(saved) => {
+                self.savers.noted(&saved);
+                Outcome::Saved
+            }
+            // What is not there cannot be saved, now or later: that is something to see, not to try again.
+            Err(ProviderError::Absent | ProviderError::StaleGeneration { .. })
+                if self.look_at_instance(record, mutation.generation).await? =>
+            {
+                return Ok(None);
+            }
+            // Whatever is in the way of its memory is not in the way of its files. Only who could not be asked is asked
+            // again.
+            Err(error) if request.memory && !is_unheard(&error) => Outcome::MemoryNotSaved(in_words(&error)),
+            // There may be room later: what is kept until then is not given up (T7).
+            Err(error @ ProviderError::Exhausted { .. }) => {
+                Outcome::Failed(Failure { kind: FailureKind::Unknown, what: in_words(&error) })
+            }
+            Err(error) => failed(error),
+        }))
+    }
+
     /// Makes an instance, under the start lock (L15).
     async fn make(
         &self,
         record: &Sandbox,
         mutation: &Mutation,
-        snapshot: Option<&SnapshotId>,
+        from: Option<(&SnapshotId, bool)>,
     ) -> Result<Outcome, EngineError> {
-        let spec = instance_spec(record);
+        let recall = match from {
+            Some((_, true)) => Recall::Required,
+            Some((_, false)) | None => Recall::Never,
+        };
+        let spec = InstanceSpec { recall, ..instance_spec(record) };
         let (owner, budget) = (&self.config.owner, self.config.budgets.make);
         let (now_ms, ttl_ms) = (self.clock.now_ms(), budget.as_millis() as u64);
         let lock =
             self.store.lease(self.epoch, &record.id, LeaseKind::Start, &self.config.holder, now_ms, ttl_ms).await?;
-        let made = match snapshot {
+        let made = match from {
             None => self.call(&record.id, budget, self.provider.create(mutation, &record.id, owner, &spec)).await,
-            Some(snapshot) => {
+            Some((snapshot, _)) => {
                 let restored = self.provider.restore(mutation, &record.id, owner, &spec, snapshot);
                 self.call(&record.id, budget, restored).await
             }
@@ -155,8 +179,8 @@ impl Inner {
         Outcome::Cleared
     }
 
-    /// What ran in an instance that is removed, and another one may follow, is remembered as lost: it does not run any
-    /// more, and is told so (X5). What cannot be asked is not waited for.
+    /// What ran in an instance that is removed, and another one may follow, is remembered as lost, or as suspended if its
+    /// memory was saved: it does not run any more, and is told so (X5). What cannot be asked is not waited for.
     async fn remember_executions(
         self: &Arc<Self>,
         record: &Sandbox,
@@ -174,14 +198,21 @@ impl Inner {
             | Phase::Stopping { .. }
             | Phase::Stopped => return Ok(()),
         };
+        let suspended = saved && record.suspends();
         let instance = InstanceRef { sandbox: record.id.clone(), generation };
         let asked = self.call(&record.id, self.config.budgets.probe, self.provider.executions(&instance)).await;
         let now_ms = self.clock.now_ms();
         let lost = asked.unwrap_or_default().into_iter().filter_map(|mut status| {
-            let cause = match (&status.state, saved) {
-                (ExecState::Running | ExecState::Lost { .. }, true) => HIBERNATED.to_owned(),
-                (ExecState::Lost { cause }, false) => cause.clone(),
-                (ExecState::Running, false) => record.cause.cause.code().to_owned(),
+            let lost = |cause: String| Some(ExecState::Lost { cause });
+            let state = match (&status.state, saved) {
+                (ExecState::Running | ExecState::Suspended | ExecState::Lost { .. }, true) if suspended => {
+                    Some(ExecState::Suspended)
+                }
+                (ExecState::Running | ExecState::Suspended | ExecState::Lost { .. }, true) => {
+                    lost(HIBERNATED.to_owned())
+                }
+                (ExecState::Lost { cause }, false) => lost(cause.clone()),
+                (ExecState::Running | ExecState::Suspended, false) => lost(record.cause.cause.code().to_owned()),
                 (
                     ExecState::Exited { .. }
                     | ExecState::Signalled { .. }
@@ -190,10 +221,10 @@ impl Inner {
                     | ExecState::Cancelled
                     | ExecState::TimedOut,
                     _,
-                ) => return None,
+                ) => None,
             };
-            status.state = ExecState::Lost { cause };
-            status.ended_at_ms = status.ended_at_ms.or(Some(now_ms));
+            status.state = state?;
+            status.ended_at_ms = if status.state.is_final() { status.ended_at_ms.or(Some(now_ms)) } else { None };
             status.pid = None;
             Some(LostExecution { generation, status })
         });
@@ -209,7 +240,8 @@ impl Inner {
             record.lost_executions.extend(new);
             let surplus = record.lost_executions.len().saturating_sub(LOST_EXECUTIONS_MAX);
             record.lost_executions.drain(..surplus);
-            Some(crate::journal::noted(record, "sandbox.executions_lost", Actor::part("engine"), now_ms, data))
+            let kind = if suspended { "sandbox.executions_suspended" } else { "sandbox.executions_lost" };
+            Some(crate::journal::noted(record, kind, Actor::part("engine"), now_ms, data))
         });
         remembered.await.map(drop)
     }
@@ -266,6 +298,11 @@ impl Inner {
     }
 }
 
+/// Whether nobody heard, so that the same may be asked again. That memory took too long is an answer.
+fn is_unheard(error: &ProviderError) -> bool {
+    matches!(error, ProviderError::Unavailable { .. } | ProviderError::Fenced { .. })
+}
+
 /// What an instance of this sandbox is made of.
 fn instance_spec(record: &Sandbox) -> InstanceSpec {
     InstanceSpec {
@@ -277,6 +314,7 @@ fn instance_spec(record: &Sandbox) -> InstanceSpec {
         packages: record.spec.packages,
         labels: record.labels.clone(),
         lifetime_ms: record.policy.lifetime_ms,
+        recall: Recall::Never,
     }
 }
 

@@ -71,6 +71,8 @@ pub(crate) struct Inner {
     attending: Mutex<()>,
     /// Whether the provider can freeze; else the ladder of idling has one rung less.
     pub(crate) freezes: bool,
+    /// Why the provider cannot save memory; none when it can.
+    no_memory: Option<String>,
     pub(crate) schedules: Schedules,
     pub(crate) tasks: Tasks,
     /// Whether no new work is taken; the store has it too.
@@ -86,6 +88,9 @@ pub(crate) struct Inner {
     /// True once the daemon ends.
     ending: watch::Sender<bool>,
 }
+
+/// Why memory is not saved, where the provider does not say.
+const NO_MEMORY: &str = "this provider does not offer it";
 
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -133,6 +138,8 @@ impl Engine {
     ) -> Result<Self, EngineError> {
         let capabilities = provider.capabilities();
         let freezes = capabilities.can(Capability::Freeze);
+        let why = || capabilities.missing.get(&Capability::SaveMemory).cloned().unwrap_or_else(|| NO_MEMORY.to_owned());
+        let no_memory = (!capabilities.can(Capability::SaveMemory)).then(why);
         config.inside = config.inside.filter(|_| capabilities.can(Capability::Requests));
         let engine = Self {
             inner: Arc::new(Inner {
@@ -154,6 +161,7 @@ impl Engine {
                 reconcilers: Reconcilers::default(),
                 attending: Mutex::default(),
                 freezes,
+                no_memory,
                 schedules: Schedules::default(),
                 tasks: Tasks::default(),
                 draining: std::sync::atomic::AtomicBool::default(),
@@ -228,7 +236,7 @@ impl Engine {
 
 impl Inner {
     pub(crate) fn moment(&self) -> Moment<'_> {
-        Moment { now_ms: self.clock.now_ms(), timings: &self.config.timings }
+        Moment { now_ms: self.clock.now_ms(), timings: &self.config.timings, no_memory: self.no_memory.as_deref() }
     }
 
     /// Somebody else works on these sandboxes now, and has killed us or believes so: then this engine ends (J8).

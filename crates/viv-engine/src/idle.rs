@@ -98,6 +98,7 @@ impl Inner {
             | ExecState::Failed { .. }
             | ExecState::Cancelled
             | ExecState::TimedOut
+            | ExecState::Suspended
             | ExecState::Lost { .. } => execution.ended_at_ms.map(|at_ms| at_ms.min(now_ms)),
         });
         let known_ms = self.knowledge.used_at_ms(&record.id, now_ms).unwrap_or(0);

@@ -1,7 +1,7 @@
 //! What is written into the journal about a change.
 
 use serde_json::json;
-use viv_core::lifecycle::{Event, Happened, Outcome, Phase, Sandbox};
+use viv_core::lifecycle::{Event, Happened, Memory, Outcome, Phase, Sandbox};
 use viv_store::NewLine;
 
 /// The line about a change that `step` accepted; none for what nobody reads.
@@ -9,7 +9,7 @@ pub(crate) fn line(event: &Event, before: &Sandbox, after: &Sandbox, happened: H
     let (kind, from, to) = match happened {
         Happened::Moved { from, to } => ("sandbox.moved", Some(from), Some(to)),
         Happened::Wanted => (wanted(event), None, None),
-        Happened::Advanced => ("sandbox.advanced", None, None),
+        Happened::Advanced => (memory_kind(before, after).unwrap_or("sandbox.advanced"), None, None),
         // Somebody has to hear of it: it is quiesced, and kept, and goes no further by itself (L10).
         Happened::Retrying if has_failed_save(after) && !has_failed_save(before) => ("sandbox.save_failed", None, None),
         Happened::Retrying => ("sandbox.retrying", None, None),
@@ -44,6 +44,9 @@ pub(crate) fn line(event: &Event, before: &Sandbox, after: &Sandbox, happened: H
         });
         data["services"] = runs.collect();
     }
+    if before.memory != after.memory {
+        data["memory"] = json!(after.memory);
+    }
     if let Event::Done { outcome: Outcome::Hooked(report), .. } = event {
         data["hook"] = json!(report);
     }
@@ -62,6 +65,18 @@ pub(crate) fn line(event: &Event, before: &Sandbox, after: &Sandbox, happened: H
         cause: Some(after.cause.cause.code().to_owned()),
         by,
         data,
+    }
+}
+
+/// What is said about memory that was given up (L13).
+fn memory_kind(before: &Sandbox, after: &Sandbox) -> Option<&'static str> {
+    if before.memory == after.memory {
+        return None;
+    }
+    match after.memory.as_ref()? {
+        Memory::NotSaved { .. } => Some("sandbox.memory_not_saved"),
+        Memory::NotRestored { .. } => Some("sandbox.memory_not_restored"),
+        Memory::Saving | Memory::Kept { .. } | Memory::Restored { .. } => None,
     }
 }
 

@@ -249,7 +249,7 @@ mod tests {
             origin: None,
             by: Actor::part("test"),
         };
-        Sandbox::create(new, Moment { now_ms: 0, timings: &Timings::default() })
+        Sandbox::create(new, Moment { now_ms: 0, timings: &Timings::default(), no_memory: None })
     }
 
     #[test]

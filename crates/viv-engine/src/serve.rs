@@ -339,6 +339,7 @@ fn ended(state: &ExecState) -> ServiceFound {
 pub(crate) fn how_it_ended(state: &ExecState) -> (String, bool) {
     let how = match state {
         ExecState::Running => "runs".to_owned(),
+        ExecState::Suspended => "is suspended".to_owned(),
         ExecState::Exited { code } => format!("exited with code {code}"),
         ExecState::Signalled { signal } => format!("was killed by signal {signal}"),
         ExecState::OomKilled => "was killed for memory".to_owned(),

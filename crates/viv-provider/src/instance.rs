@@ -64,6 +64,22 @@ pub struct InstanceSpec {
     pub labels: BTreeMap<String, String>,
     /// How long it may live from now on (hard deadline, L5).
     pub lifetime_ms: u64,
+    /// What becomes of the memory that was saved with what it is made from.
+    #[serde(default)]
+    pub recall: Recall,
+}
+
+/// What becomes of the memory that was saved with a snapshot, when an instance is made from that.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Recall {
+    /// It is restored, or else the instance begins with the files alone and lacks [`Capability::SaveMemory`].
+    #[default]
+    IfPossible,
+    /// It is restored, or else no instance is made.
+    Required,
+    /// It is left where it is.
+    Never,
 }
 
 fn default_workdir() -> String {
@@ -82,6 +98,7 @@ impl InstanceSpec {
             packages: false,
             labels: BTreeMap::new(),
             lifetime_ms,
+            recall: Recall::default(),
         }
     }
 }

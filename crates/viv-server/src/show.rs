@@ -13,8 +13,8 @@ use viv_api::key::{Key, Scope};
 use viv_api::limits::{Limit, Limits};
 use viv_api::provider::ExecutionContext;
 use viv_api::sandbox::{
-    Cause, Egress, Evidence, KeepAwake, Network, Observed, ObservedVia, ProviderState, Sandbox, SandboxPolicy,
-    SandboxSpec, TimelineEntry,
+    Cause, Egress, Evidence, Hibernate, KeepAwake, Network, Observed, ObservedVia, ProviderState, Sandbox,
+    SandboxPolicy, SandboxSpec, TimelineEntry,
 };
 use viv_api::service::{HookShown, ServiceShown};
 use viv_core::exec::{ExecSpec, ExecStatus};
@@ -72,9 +72,14 @@ pub(crate) fn sandbox(view: View, provider: &str) -> Sandbox {
             lifetime_ms: record.policy.lifetime_ms,
             idle_ms: Some(record.policy.idle_ms),
             hibernate_ms: Some(record.policy.hibernate_ms),
+            hibernate: match record.policy.hibernate {
+                core_spec::Hibernate::Filesystem => Hibernate::Filesystem,
+                core_spec::Hibernate::Memory => Hibernate::Memory,
+            },
             snapshots_max: record.policy.snapshots_max,
             snapshots_age_ms: record.policy.snapshots_age_ms,
         },
+        memory: record.memory.as_ref().map(Into::into),
         services: ServiceShown::all(&record),
         keep_awake: leases.filter_map(|(name, lease)| keep_awake(name, lease)).collect(),
         created_at_ms: record.created_at_ms,

@@ -16,7 +16,8 @@ use viv_api::bound::{ForkCount, IdleMs, LifetimeMs, Path, SnapshotsAgeMs, Snapsh
 use viv_api::client::ClientError;
 use viv_api::query::{ImportSnapshot, ListSandboxes, ReadFile, WriteFile};
 use viv_api::sandbox::{
-    CreatePolicy, CreateSandbox, EnsureSandbox, ExtendSandbox, Phase, RestSandbox, Sandbox, Status, StopSandbox,
+    CreatePolicy, CreateSandbox, EnsureSandbox, ExtendSandbox, Hibernate, Phase, RestSandbox, Sandbox, Status,
+    StopSandbox,
 };
 use viv_api::snapshot::{
     CreateSnapshot, Fork, ResetSandbox, RollbackSandbox, Snapshot, SnapshotIntegrity, SnapshotKind, SnapshotState,
@@ -265,6 +266,7 @@ fn l16_no_verb_changes_the_policy() {
         lifetime_ms: Some(LifetimeMs::new(5_400_001).unwrap()),
         idle_ms: Some(IdleMs::new(1_200_001).unwrap()),
         hibernate_ms: Some(IdleMs::new(2_400_001).unwrap()),
+        hibernate: Some(Hibernate::Memory),
         snapshots_max: Some(SnapshotsMax::new(7).unwrap()),
         snapshots_age_ms: Some(SnapshotsAgeMs::new(86_400_001).unwrap()),
     };

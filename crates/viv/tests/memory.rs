@@ -11,6 +11,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use support::criu::{self, criu};
 use support::{Ground, LocalWorld, Sandbox, eventually, fresh_bytes, mutation, sh};
 use viv_core::exec::{ExecSpec, ExecState, OutputEvent, TtySize};
 use viv_core::{EndCause, ExecutionId, Generation, SnapshotId};
@@ -23,29 +24,10 @@ const ROUNDS: u64 = 3;
 
 const LIFETIME: Duration = Duration::from_secs(600);
 
-/// The CRIU to test with. What a kernel cannot do by CRIU's own words is passed over.
-fn criu() -> Option<PathBuf> {
-    let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools/criu/bin/criu");
-    let named = std::env::var_os("VIV_CRIU").filter(|named| !named.is_empty()).map(PathBuf::from);
-    let Some(found) = named.or(tools.exists().then_some(tools)) else {
-        eprintln!("passed over: there is no CRIU; `scripts/prepare criu` fetches one");
-        return None;
-    };
-    let checked = std::process::Command::new(&found).arg("check").output().unwrap();
-    if !checked.status.success() {
-        eprintln!("passed over: {}", String::from_utf8_lossy(&checked.stderr));
-        return None;
-    }
-    Some(found)
-}
-
 /// A ground whose CRIU does something else first when it is told about a sandbox.
 fn ground_with(criu: &Path, instead: &str) -> (Ground, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("criu");
-    let text = format!("#!/bin/sh\ncase \" $* \" in *' --root '*) {instead} ;; esac\nexec {} \"$@\"\n", criu.display());
-    fs::write(&path, text).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = criu::instead(folder.path(), criu, instead);
     (Ground::with(|config| config.criu = Some(path)), folder)
 }
 

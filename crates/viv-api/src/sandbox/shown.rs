@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use viv_core::{Generation, SandboxId};
+use viv_core::lifecycle::Memory;
+use viv_core::{Generation, SandboxId, SnapshotId};
 
-use super::{KeepAwake, Network};
+use super::{Hibernate, KeepAwake, Network};
 use crate::limits::Limits;
 use crate::service::{HookShown, ServiceShown};
 
@@ -45,6 +46,9 @@ pub struct Sandbox {
     pub spec: SandboxSpec,
     /// How long it lives.
     pub policy: SandboxPolicy,
+    /// What became of its memory when it was last saved; for those whose policy asks for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryShown>,
     /// Its services, and their latest executions.
     #[serde(default)]
     pub services: Vec<ServiceShown>,
@@ -65,6 +69,51 @@ pub struct Sandbox {
     pub deleted: bool,
     /// Grows with every change of its record.
     pub version: u64,
+}
+
+/// What became of a sandbox's memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct MemoryShown {
+    /// In a word.
+    pub state: MemoryState,
+    /// The snapshot that it was saved with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    pub snapshot: Option<SnapshotId>,
+    /// Why it was not saved, or not restored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+/// What became of a sandbox's memory, in a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum MemoryState {
+    /// It is being saved.
+    Saving,
+    /// It is saved, and what ran is suspended.
+    Kept,
+    /// It was restored: what ran goes on.
+    Restored,
+    /// The files were saved without it.
+    NotSaved,
+    /// The files of the same moment were restored without it.
+    NotRestored,
+}
+
+impl From<&Memory> for MemoryShown {
+    fn from(memory: &Memory) -> Self {
+        let (state, snapshot, why) = match memory {
+            Memory::Saving => (MemoryState::Saving, None, None),
+            Memory::Kept { snapshot } => (MemoryState::Kept, Some(snapshot), None),
+            Memory::Restored { snapshot } => (MemoryState::Restored, Some(snapshot), None),
+            Memory::NotSaved { why } => (MemoryState::NotSaved, None, Some(why)),
+            Memory::NotRestored { snapshot, why } => (MemoryState::NotRestored, Some(snapshot), Some(why)),
+        };
+        Self { state, snapshot: snapshot.cloned(), why: why.cloned() }
+    }
 }
 
 /// A sandbox in one word, computed from what is desired, the phase and the evidence.
@@ -375,6 +424,9 @@ pub struct SandboxPolicy {
     /// Time frozen after which it is saved, or, when it is not persistent, ends; never when absent.
     #[serde(default)]
     pub hibernate_ms: Option<u64>,
+    /// What is saved of it.
+    #[serde(default)]
+    pub hibernate: Hibernate,
     /// How many snapshots that were asked for are kept; all when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshots_max: Option<u32>,

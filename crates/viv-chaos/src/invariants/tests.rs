@@ -52,7 +52,7 @@ fn ready() -> Sandbox {
         origin: None,
         by: somebody(),
     };
-    let sandbox = Sandbox::create(new, Moment { now_ms: NOW_MS, timings: &Timings::default() });
+    let sandbox = Sandbox::create(new, Moment { now_ms: NOW_MS, timings: &Timings::default(), no_memory: None });
     Sandbox { phase: Phase::Ready, entry: None, ..sandbox }
 }
 

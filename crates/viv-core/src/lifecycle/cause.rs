@@ -65,6 +65,8 @@ pub enum Cause {
     Saved,
     /// It could not be saved.
     SaveFailed,
+    /// What was saved of its memory could not be restored, or did not work.
+    MemoryNotRestored,
     /// It was seen to be gone, as intended.
     AbsenceObserved,
     /// It could not be shown that the last generation is gone.
@@ -121,6 +123,7 @@ impl Cause {
             Self::Expired => "expired",
             Self::Saved => "saved",
             Self::SaveFailed => "save_failed",
+            Self::MemoryNotRestored => "memory_not_restored",
             Self::AbsenceObserved => "absence_observed",
             Self::AbsenceUnproven => "absence_unproven",
             Self::KillFailed => "kill_failed",

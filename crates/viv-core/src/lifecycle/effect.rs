@@ -1,7 +1,7 @@
 //! What the record says is to be done.
 
 use super::phase::{FreezeStep, HibernateStep, MakeStep, Phase, ResumeStep, VerifyStep};
-use super::{Sandbox, Work};
+use super::{Memory, Sandbox, Work};
 use crate::hook::HookPoint;
 use crate::id::{Generation, OperationId, SnapshotId};
 
@@ -19,6 +19,8 @@ pub enum Effect {
         generation: Generation,
         /// From what.
         snapshot: SnapshotId,
+        /// Whether with the memory that was saved with it; without, only its files count.
+        memory: bool,
     },
     /// Probe it (T2).
     Probe {
@@ -53,6 +55,8 @@ pub enum Effect {
         generation: Generation,
         /// As what.
         snapshot: SnapshotId,
+        /// Whether its memory is to be saved too.
+        memory: bool,
     },
     /// End it, remove every trace, and see that there is none.
     Clear {
@@ -89,7 +93,8 @@ pub fn outstanding(sandbox: &Sandbox) -> Option<(Effect, &Work)> {
         | Phase::Stopping { .. } => Some(Effect::Clear { generation }),
         Phase::Provisioning { step: MakeStep::Make, .. } => Some(Effect::Create { generation }),
         Phase::Resuming { step: ResumeStep::Make, snapshot, .. } => {
-            Some(Effect::Restore { generation, snapshot: snapshot.clone() })
+            let memory = sandbox.has_memory_of(snapshot);
+            Some(Effect::Restore { generation, snapshot: snapshot.clone(), memory })
         }
         Phase::Verifying { step: VerifyStep::Thaw, .. } => Some(Effect::Thaw { generation }),
         Phase::Verifying { step: VerifyStep::Services, .. } => Some(Effect::Serve { generation }),
@@ -99,8 +104,12 @@ pub fn outstanding(sandbox: &Sandbox) -> Option<(Effect, &Work)> {
         }
         Phase::Verifying { step: VerifyStep::Probe, .. } => Some(Effect::Probe { generation }),
         Phase::Frozen { step: FreezeStep::Freeze { .. } } => Some(Effect::Freeze { generation }),
-        Phase::Hibernating { step: HibernateStep::Save, .. } | Phase::Resuming { step: ResumeStep::Seal, .. } => {
-            Some(Effect::Save { generation, snapshot: Sandbox::snapshot_of(operation) })
+        Phase::Hibernating { step: HibernateStep::Save, .. } => {
+            let memory = sandbox.memory == Some(Memory::Saving);
+            Some(Effect::Save { generation, snapshot: Sandbox::snapshot_of(operation), memory })
+        }
+        Phase::Resuming { step: ResumeStep::Seal, .. } => {
+            Some(Effect::Save { generation, snapshot: Sandbox::snapshot_of(operation), memory: false })
         }
         Phase::Ready
         | Phase::Frozen { step: FreezeStep::Done }

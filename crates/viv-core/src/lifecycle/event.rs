@@ -164,6 +164,8 @@ pub enum Outcome {
     Thawed,
     /// It is saved, as the snapshot that the effect named.
     Saved,
+    /// Its memory cannot be saved, for this reason; its files are another matter.
+    MemoryNotSaved(String),
     /// It did not succeed.
     Failed(Failure),
 }

@@ -30,6 +30,7 @@ mod cause;
 mod effect;
 mod event;
 mod evidence;
+mod memory;
 mod phase;
 mod status;
 mod step;
@@ -42,6 +43,7 @@ pub use cause::{Actor, Cause, Caused};
 pub use effect::{Effect, outstanding};
 pub use event::{Event, Failure, FailureKind, Outcome, RestAt, Seen};
 pub use evidence::{Check, Evidence, Finding, Observed, PortCheck, ServiceCheck};
+pub use memory::{MEMORY_NOT_RESTORED, Memory};
 pub use phase::{FreezeStep, HibernateStep, MakeStep, Phase, PhaseName, ResumeStep, VerifyStep, Work};
 pub use status::{EVIDENCE_MS_MAX, Status, status};
 pub use step::{Accepted, Denial, Happened, Ignored, Stepped, step};
@@ -110,7 +112,7 @@ pub struct KeepAwake {
     pub until_ms: u64,
 }
 
-/// A command that ran when its sandbox was saved without its memory (X5).
+/// A command that ran when its sandbox was saved (X5): it is lost, or suspended until its memory is restored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LostExecution {
     /// In which generation.
@@ -176,9 +178,12 @@ pub struct Sandbox {
     /// What was sealed of an instance that had to be replaced, until what is made from it works (T7).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sealed: Option<SnapshotId>,
-    /// Commands that ran when it was saved: they do not run any more, and are told so (X5).
+    /// Commands that ran when it was saved: they do not run any more, or not now, and are told so (X5).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lost_executions: Vec<LostExecution>,
+    /// What became of its memory when it was last saved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Memory>,
     /// What it was made from, instead of from its image; it begins there again when nothing is saved (L11).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<SnapshotId>,
@@ -234,13 +239,15 @@ pub struct NewSandbox {
     pub by: Actor,
 }
 
-/// What time it is, and how long things may take.
+/// What time it is, how long things may take, and what cannot be done here.
 #[derive(Debug, Clone, Copy)]
 pub struct Moment<'t> {
     /// Now, in milliseconds.
     pub now_ms: u64,
     /// The limits of transient phases.
     pub timings: &'t Timings,
+    /// Why the provider cannot save memory; none when it can.
+    pub no_memory: Option<&'t str>,
 }
 
 /// How long transient phases may take, and how failures are counted. Defaults are what ships.
@@ -314,6 +321,7 @@ impl Sandbox {
             saved: None,
             sealed: None,
             lost_executions: Vec::new(),
+            memory: None,
             origin,
             rollback: None,
             resetting: false,
@@ -404,14 +412,35 @@ impl Sandbox {
         self.sealed.clone().or_else(|| self.saved.clone()).or_else(|| self.origin.clone())
     }
 
-    /// An execution of its current instance as it stands by this record: what is being saved runs no more, from the
-    /// moment on in which that was decided (X5).
+    /// An execution of its current instance as it stands by this record: what is being saved is suspended or runs no
+    /// more, from the moment on in which that was decided (X5).
     pub fn execution(&self, mut status: ExecStatus) -> ExecStatus {
-        if status.state == ExecState::Running && self.phase.name() == PhaseName::Hibernating {
-            status.state = ExecState::Lost { cause: HIBERNATED.to_owned() };
-            status.ended_at_ms = Some(self.phase_since_ms);
-            status.pid = None;
+        if self.phase.name() != PhaseName::Hibernating {
+            return status;
         }
+        match (&status.state, self.suspends()) {
+            // Its instance ended because it was saved.
+            (ExecState::Running | ExecState::Lost { .. }, true) => {
+                status.state = ExecState::Suspended;
+                status.ended_at_ms = None;
+            }
+            (ExecState::Running, false) => {
+                status.state = ExecState::Lost { cause: HIBERNATED.to_owned() };
+                status.ended_at_ms = Some(self.phase_since_ms);
+            }
+            (
+                ExecState::Suspended
+                | ExecState::Exited { .. }
+                | ExecState::Signalled { .. }
+                | ExecState::OomKilled
+                | ExecState::Failed { .. }
+                | ExecState::Cancelled
+                | ExecState::TimedOut
+                | ExecState::Lost { .. },
+                _,
+            ) => return status,
+        }
+        status.pid = None;
         status
     }
 

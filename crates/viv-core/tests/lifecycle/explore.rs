@@ -9,16 +9,16 @@ use std::sync::OnceLock;
 
 use viv_core::hook::HookReport;
 use viv_core::lifecycle::{
-    Cause, Denial, EntryKind, Event, Evidence, Failure, FailureKind, Finding, FreezeStep, Happened, Ignored, Outcome,
-    Phase, PhaseName, RestAt, ResumeStep, Sandbox, Seen, Stepped, Timings, Work,
+    Cause, Denial, EntryKind, Event, Evidence, Failure, FailureKind, Finding, FreezeStep, Happened, Ignored, Memory,
+    Outcome, Phase, PhaseName, RestAt, ResumeStep, Sandbox, Seen, Stepped, Timings, Work,
 };
 use viv_core::service::ServiceFound;
-use viv_core::{EndCause, Generation};
+use viv_core::{EndCause, Generation, SnapshotId};
 
 use crate::laws;
 use crate::setup::{
-    NOW_MS, created, created_with_service, delete, done, enter, evidence, incomplete, made, of_service, reset,
-    rollback, seen, served, step_at, stop, user,
+    NOW_MS, created, created_with_memory, created_with_service, delete, done, enter, evidence, incomplete, made,
+    of_service, reset, rollback, seen, served, step_at, stop, user,
 };
 
 /// A deadline that is ahead.
@@ -60,9 +60,11 @@ fn explore() -> Explored {
         known.insert(key(&first));
         ahead.push_back(first);
     }
-    let first = alike(&created_with_service(true), NOW_MS);
-    known.insert(key(&first));
-    ahead.push_back(first);
+    for first in [created_with_service(true), created_with_memory()] {
+        let first = alike(&first, NOW_MS);
+        known.insert(key(&first));
+        ahead.push_back(first);
+    }
     while let Some(sandbox) = ahead.pop_front() {
         assert!(known.len() < RECORDS_MAX, "the abstraction is not finite");
         for now_ms in moments(&sandbox) {
@@ -241,6 +243,7 @@ fn outcomes(sandbox: &Sandbox, now_ms: u64) -> Vec<(&'static str, Outcome)> {
         ("frozen", Outcome::Frozen),
         ("thawed", Outcome::Thawed),
         ("saved", Outcome::Saved),
+        ("memory not saved", Outcome::MemoryNotSaved("no".to_owned())),
         ("refused", failed(FailureKind::Refused)),
         ("failed", failed(FailureKind::Failed)),
         ("unknown", failed(FailureKind::Unknown)),
@@ -322,6 +325,7 @@ fn alike(sandbox: &Sandbox, now_ms: u64) -> Sandbox {
     if let Some(observed) = &mut next.observed {
         observed.at_ms = NOW_MS;
     }
+    next.memory = alike_memory(sandbox);
     let (saved, back) = (next.made_from(), next.rollback.clone());
     match &mut next.phase {
         Phase::Provisioning { work, .. } | Phase::Stopping { work } | Phase::Hibernating { work, .. } => {
@@ -358,6 +362,33 @@ fn alike(sandbox: &Sandbox, now_ms: u64) -> Sandbox {
         Phase::Ready | Phase::Frozen { step: FreezeStep::Done } | Phase::Lost | Phase::Stopped => {}
     }
     next
+}
+
+/// What became of its memory, where that makes a difference.
+fn alike_memory(sandbox: &Sandbox) -> Option<Memory> {
+    let snapshot: SnapshotId = "snp_s".parse().expect("an id");
+    match (sandbox.phase.name(), sandbox.memory.as_ref()?) {
+        (PhaseName::Hibernating | PhaseName::Hibernated | PhaseName::Resuming | PhaseName::Verifying, memory) => {
+            Some(match memory {
+                Memory::Saving => Memory::Saving,
+                Memory::Kept { snapshot: kept } if sandbox.saved.as_ref() == Some(kept) => Memory::Kept { snapshot },
+                Memory::Kept { .. } => Memory::Kept { snapshot: "snp_old".parse().expect("an id") },
+                Memory::Restored { .. } => Memory::Restored { snapshot },
+                Memory::NotSaved { .. } => Memory::NotSaved { why: String::new() },
+                Memory::NotRestored { .. } => Memory::NotRestored { snapshot, why: String::new() },
+            })
+        }
+        (
+            PhaseName::Provisioning
+            | PhaseName::Ready
+            | PhaseName::Frozen
+            | PhaseName::Lost
+            | PhaseName::Failed
+            | PhaseName::Stopping
+            | PhaseName::Stopped,
+            _,
+        ) => None,
+    }
 }
 
 fn same_work(work: &mut Work, now_ms: u64) {

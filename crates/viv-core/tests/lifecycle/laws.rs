@@ -2,10 +2,10 @@
 
 use viv_core::EndCause;
 use viv_core::lifecycle::{
-    Accepted, Cause, Denial, Desired, Event, Evidence, Finding, FreezeStep, Happened, HibernateStep, Ignored, MakeStep,
-    Outcome, Phase, PhaseName, ResumeStep, Sandbox, Seen, Stepped, Timings, VerifyStep, outstanding,
+    Accepted, Cause, Denial, Desired, Effect, Event, Evidence, Finding, FreezeStep, Happened, HibernateStep, Ignored,
+    MakeStep, Memory, Outcome, Phase, PhaseName, ResumeStep, Sandbox, Seen, Stepped, Timings, VerifyStep, outstanding,
 };
-use viv_core::spec::ServiceName;
+use viv_core::spec::{Hibernate, ServiceName};
 
 /// Whether nothing is under way.
 pub(crate) fn is_settled(phase: &Phase) -> bool {
@@ -35,6 +35,7 @@ pub(crate) fn check(before: &Sandbox, event: &Event, now_ms: u64, answer: &Stepp
             ladder(before, event, accepted, now_ms);
             kept(before, event, accepted);
             way_back(before, event, accepted);
+            memory(before, event, &accepted.next);
         }
         Stepped::Ignored(why) => ignored(before, event, *why),
         Stepped::Denied(why) => {
@@ -359,7 +360,11 @@ fn patience(before: &Sandbox, event: &Event, accepted: &Accepted, now_ms: u64) {
         Event::Seen { seen, .. } => assert!(matches!(seen, Seen::Ended(_) | Seen::Absent)),
         Event::Stop { .. } | Event::Delete { .. } | Event::Rollback { .. } | Event::Reset { .. } => {}
         Event::Due => {
-            assert!(!matches!(next.phase, Phase::Provisioning { .. } | Phase::Resuming { .. }), "replaced for time");
+            // What was restored and never was ready is nothing that anybody had.
+            let on_trial = matches!(before.memory, Some(Memory::Restored { .. }))
+                && matches!(before.phase, Phase::Verifying { was_ready: false, .. });
+            let replaced = matches!(next.phase, Phase::Provisioning { .. } | Phase::Resuming { .. });
+            assert!(!replaced || on_trial, "replaced for time");
         }
         Event::Enter { .. }
         | Event::Freeze { .. }
@@ -514,5 +519,45 @@ fn way_back(before: &Sandbox, event: &Event, accepted: &Accepted) {
             };
             assert_eq!(from, Some(target), "{event:?} dropped the wish to go back: {next:?}");
         }
+    }
+}
+
+/// Memory belongs to the files that were saved with it, is asked for by policy alone, and is restored once at the most:
+/// whatever goes wrong with it is followed by the files (L13).
+fn memory(before: &Sandbox, event: &Event, next: &Sandbox) {
+    if next.policy.hibernate == Hibernate::Filesystem {
+        assert_eq!(next.memory, None);
+    }
+    let begins = before.phase.name() != PhaseName::Hibernating && next.phase.name() == PhaseName::Hibernating;
+    if begins && next.policy.hibernate == Hibernate::Memory && next.cause.cause != Cause::Rollback {
+        assert!(matches!(next.memory, Some(Memory::Saving | Memory::NotSaved { .. })), "{event:?}: {next:?}");
+    }
+    if next.phase.name() != PhaseName::Hibernating {
+        assert_ne!(next.memory, Some(Memory::Saving), "{event:?}: {next:?}");
+    }
+    if let Some((Effect::Restore { memory: true, snapshot, .. }, _)) = outstanding(next) {
+        assert_eq!(next.memory, Some(Memory::Kept { snapshot }));
+    }
+    if next.memory == before.memory {
+        return;
+    }
+    let asked_for =
+        |memory| matches!(outstanding(before), Some((Effect::Restore { memory: asked, .. }, _)) if asked == memory);
+    match &next.memory {
+        Some(Memory::Saving) => assert!(begins, "{event:?}: {next:?}"),
+        Some(Memory::Kept { snapshot }) => {
+            assert_eq!((&before.memory, next.saved.as_ref()), (&Some(Memory::Saving), Some(snapshot)));
+            assert!(matches!(event, Event::Done { outcome: Outcome::Saved, .. }));
+        }
+        Some(Memory::Restored { .. }) => {
+            assert!(asked_for(true) && matches!(event, Event::Done { outcome: Outcome::Made { .. }, .. }));
+        }
+        Some(Memory::NotRestored { .. }) => {
+            let on_trial = matches!(before.memory, Some(Memory::Restored { .. }));
+            assert!(asked_for(true) || on_trial, "{event:?}: {next:?}");
+            // The files of the same moment, in another instance.
+            assert!(matches!(next.phase, Phase::Resuming { step: ResumeStep::Clear, .. }), "{event:?}: {next:?}");
+        }
+        Some(Memory::NotSaved { .. }) | None => {}
     }
 }

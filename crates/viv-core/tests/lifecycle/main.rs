@@ -5,6 +5,7 @@
 //! - `edges`: what was reached equals the design's table. `diagram`: `docs/lifecycle.md` is made of it.
 //! - `model`: random lives beside a provider that loses, repeats and delays, against a small model of what must hold.
 //! - `incidents`: failures that happened elsewhere, one test each. `golden`: records are read as they were written.
+//! - `memory`: what is saved and restored with its memory, and what follows when it is not.
 //! - `services`: what is started, started again and given up, and what hooks hold up.
 //!
 //! `UPDATE=1` writes the committed files anew instead of comparing them.
@@ -15,6 +16,7 @@ mod explore;
 mod golden;
 mod incidents;
 mod laws;
+mod memory;
 mod model;
 mod provider;
 mod rest;

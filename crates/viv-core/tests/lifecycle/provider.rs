@@ -36,7 +36,7 @@ impl Provider {
     pub(crate) fn perform(&mut self, effect: &Effect, now_ms: u64) -> Outcome {
         match effect {
             Effect::Create { generation } => self.make(*generation),
-            Effect::Restore { generation, snapshot } => {
+            Effect::Restore { generation, snapshot, .. } => {
                 assert!(self.snapshots.contains(snapshot), "resumed from what was never saved");
                 self.make(*generation)
             }
@@ -46,7 +46,7 @@ impl Provider {
             Effect::Hook { .. } => failed(FailureKind::Refused, "there is none"),
             Effect::Freeze { generation } => self.turn(*generation, State::Frozen, Outcome::Frozen),
             Effect::Thaw { generation } => self.turn(*generation, State::Running, Outcome::Thawed),
-            Effect::Save { generation, snapshot } => {
+            Effect::Save { generation, snapshot, .. } => {
                 if self.snapshots.contains(snapshot) {
                     return Outcome::Saved;
                 }

@@ -220,11 +220,16 @@ fn l20_a_delete_in_the_middle_of_a_save_has_nothing_but_the_end_before_it() {
 /// What is to be replaced is sealed, and the next instance made from that.
 fn sealed() -> (Sandbox, viv_core::SnapshotId) {
     let sealing = after(&lost(true), &enter(EntryKind::Ensure), NOW_MS);
-    let Effect::Save { generation: Generation(1), snapshot } = effect(&sealing) else { panic!("{sealing:?}") };
+    let Effect::Save { generation: Generation(1), snapshot, memory: false } = effect(&sealing) else {
+        panic!("{sealing:?}")
+    };
     let clearing = after(&sealing, &done(&sealing, Outcome::Saved), NOW_MS);
     assert_eq!(effect(&clearing), Effect::Clear { generation: Generation(1) });
     let making = after(&clearing, &done(&clearing, Outcome::Cleared), NOW_MS);
-    assert_eq!(effect(&making), Effect::Restore { generation: Generation(2), snapshot: snapshot.clone() });
+    assert_eq!(
+        effect(&making),
+        Effect::Restore { generation: Generation(2), snapshot: snapshot.clone(), memory: false }
+    );
     (after(&making, &done(&making, made()), NOW_MS), snapshot)
 }
 
@@ -281,7 +286,7 @@ fn t4_the_last_good_state_is_recovered_once_and_then_it_has_failed() {
     let Phase::Resuming { snapshot, step: ResumeStep::Clear, .. } = &recovering.phase else { panic!("{recovering:?}") };
     assert_eq!((snapshot, &recovering.cause.cause), (&good, &Cause::ProbeFailed));
     let making = after(&recovering, &done(&recovering, Outcome::Cleared), NOW_MS);
-    assert_eq!(effect(&making), Effect::Restore { generation: Generation(3), snapshot: good.clone() });
+    assert_eq!(effect(&making), Effect::Restore { generation: Generation(3), snapshot: good.clone(), memory: false });
     let probing = after(&making, &done(&making, made()), NOW_MS);
     let failed = found_bad(probing);
     assert_eq!((failed.phase.name(), &failed.cause.cause), (PhaseName::Failed, &Cause::ProbeFailed));

@@ -8,7 +8,7 @@ use viv_core::lifecycle::{
     ServiceCheck, Stepped, Timings, outstanding, step,
 };
 use viv_core::service::{Nudge, Readiness, Restart, RestartPolicy, ServiceFound, ServiceReport, ServiceSpec};
-use viv_core::spec::{Policy, Project, SandboxSpec, ServiceName};
+use viv_core::spec::{Hibernate, Policy, Project, SandboxSpec, ServiceName};
 use viv_core::{SandboxId, SnapshotId};
 
 /// A time like any other, far from either end.
@@ -56,6 +56,13 @@ pub(crate) fn created_with_service(persistent: bool) -> Sandbox {
     sandbox
 }
 
+/// A sandbox that was just asked for, whose memory is saved too.
+pub(crate) fn created_with_memory() -> Sandbox {
+    let mut sandbox = created(true);
+    sandbox.policy.hibernate = Hibernate::Memory;
+    sandbox
+}
+
 /// What was found of its service.
 #[expect(clippy::needless_pass_by_value, reason = "a finding is made for one call")]
 pub(crate) fn served(sandbox: &Sandbox, found: ServiceFound, at_ms: u64) -> Outcome {
@@ -81,7 +88,7 @@ pub(crate) fn created(persistent: bool) -> Sandbox {
         by: user(),
     };
     let timings = Timings::default();
-    Sandbox::create(new, Moment { now_ms: NOW_MS, timings: &timings })
+    Sandbox::create(new, Moment { now_ms: NOW_MS, timings: &timings, no_memory: None })
 }
 
 pub(crate) fn check(finding: Finding, at_ms: u64) -> Check {
@@ -116,7 +123,7 @@ pub(crate) fn incomplete(at_ms: u64) -> [Evidence; 3] {
 
 pub(crate) fn step_at(sandbox: &Sandbox, event: &Event, now_ms: u64) -> Stepped {
     let timings = Timings::default();
-    step(sandbox, event, Moment { now_ms, timings: &timings })
+    step(sandbox, event, Moment { now_ms, timings: &timings, no_memory: None })
 }
 
 /// The record after an event that has to be accepted.
@@ -178,7 +185,7 @@ pub(crate) fn made_from(persistent: bool) -> Sandbox {
         by: user(),
     };
     let timings = Timings::default();
-    Sandbox::create(new, Moment { now_ms: NOW_MS, timings: &timings })
+    Sandbox::create(new, Moment { now_ms: NOW_MS, timings: &timings, no_memory: None })
 }
 
 /// The current generation was seen so.

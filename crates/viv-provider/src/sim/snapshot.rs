@@ -14,8 +14,8 @@ use super::tree::Tree;
 use crate::capability::Capability;
 use crate::error::ProviderError;
 use crate::instance::{
-    InstanceRef, InstanceSpec, Integrity, Mutation, Observation, Page, PageRequest, SaveCost, SaveRequest, Snapshot,
-    SnapshotSeen,
+    InstanceRef, InstanceSpec, Integrity, Mutation, Observation, Page, PageRequest, Recall, SaveCost, SaveRequest,
+    Snapshot, SnapshotSeen,
 };
 
 /// The ways to make a snapshot. Without any of them there are none to look at; then the first one is what is missed.
@@ -157,7 +157,14 @@ impl State {
         self.require(Capability::Restore)?;
         self.make(mutation, sandbox, owner, spec, |state| {
             let saved = state.saved(snapshot)?;
-            let mut executions = saved.executions.clone();
+            let mut executions = match spec.recall {
+                Recall::IfPossible => saved.executions.clone(),
+                Recall::Required if saved.snapshot.memory => saved.executions.clone(),
+                Recall::Required => {
+                    return Err(ProviderError::Failed { what: format!("{snapshot} was saved without its memory") });
+                }
+                Recall::Never => Vec::new(),
+            };
             for execution in &mut executions {
                 execution.wake_up(state.now_ms.saturating_sub(saved.snapshot.created_at_ms));
             }

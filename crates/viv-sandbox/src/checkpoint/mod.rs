@@ -10,6 +10,7 @@
 //! ```text
 //!   <data>/memory/<snapshot>/
 //!     manifest.json      what it is, of which machine, and a digest of the rest
+//!     not-restored       why it was not, if that was tried; CRIU's restore.log beside it
 //!     kept/images/       what CRIU wrote
 //!     kept/run/          what the agent shares with the host: output of executions among it
 //!     kept/dump.json     what the shim knows about the processes: see [`Dump`]
@@ -73,6 +74,16 @@ impl MemoryDir {
 
     fn manifest(&self) -> PathBuf {
         self.0.join("manifest.json")
+    }
+
+    /// Why it was not restored, once that was tried.
+    pub(crate) fn not_restored(&self) -> PathBuf {
+        self.0.join("not-restored")
+    }
+
+    /// Which operation has it made.
+    pub(crate) fn operation(&self) -> PathBuf {
+        self.0.join("operation")
     }
 
     pub(crate) fn write_dump(&self, dump: &Dump) -> io::Result<()> {

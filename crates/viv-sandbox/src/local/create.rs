@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use viv_core::{OwnerMark, SandboxId, SnapshotId};
-use viv_provider::{Capability, Image, InstanceRef, InstanceSpec, InstanceState, Mutation, Observation, ProviderError};
+use viv_provider::{
+    Capability, Image, InstanceRef, InstanceSpec, InstanceState, Mutation, Observation, ProviderError, Recall,
+};
 
 use super::chores::Chore;
 use super::limits::check_here;
@@ -18,6 +20,7 @@ use super::look::LOOK_EVERY;
 use super::memory::Memory;
 use super::save::{outdated, store_failed};
 use super::{LocalProvider, Result, unavailable, within};
+use crate::checkpoint::criu::RESTORE_LOG;
 use crate::durable;
 use crate::fence::Fences;
 use crate::layout::{DataDir, InstanceDir, InstanceRecord, Made};
@@ -99,12 +102,40 @@ impl LocalProvider {
 
     /// Makes the instance; answers with the record of one that the same operation made before.
     ///
-    /// With memory if there is one. When it cannot be restored, nothing is left of the attempt, and the instance begins
-    /// with the files of the same moment.
+    /// With memory if there is one and that is wanted. When it cannot be restored, nothing is left of the attempt, and
+    /// the instance begins with the files of the same moment, unless memory is required.
     fn carry_out(&self, order: &Order) -> Result<Option<Box<InstanceRecord>>> {
+        let recall = order.spec.recall;
+        if recall == Recall::Never {
+            return self.carry_out_with(order, &Memory::None);
+        }
         let memory = self.memory_for(&order.origin, &order.spec.network.egress)?;
+        match (recall, &memory) {
+            (Recall::Required, Memory::None) => return Err(not_remembered("it was saved without it")),
+            (Recall::Required, Memory::Left(why)) => {
+                self.note_not_restored(&order.origin, why);
+                return Err(not_remembered(why));
+            }
+            (Recall::IfPossible | Recall::Never, _) | (Recall::Required, Memory::Restored(_)) => {}
+        }
         match (self.carry_out_with(order, &memory), memory) {
-            (Err(error), Memory::Restored(_)) => self.carry_out_with(order, &Memory::Left(crate::shim::chain(&error))),
+            (Err(error), Memory::Restored(_)) => {
+                let why = crate::shim::chain(&error);
+                // Who is late, or whom somebody else came before, says nothing about the memory.
+                let refused = matches!(
+                    error,
+                    ProviderError::Fenced { .. }
+                        | ProviderError::StaleGeneration { .. }
+                        | ProviderError::Conflict { .. }
+                );
+                if !refused {
+                    self.note_not_restored(&order.origin, &why);
+                }
+                match recall {
+                    Recall::Required => Err(error),
+                    Recall::IfPossible | Recall::Never => self.carry_out_with(order, &Memory::Left(why)),
+                }
+            }
             (outcome, _) => outcome,
         }
     }
@@ -152,6 +183,7 @@ impl LocalProvider {
         let budget_ms = order.mutation.budget_ms;
         // There has to be time left for the files alone.
         let (restored, create_budget_ms) = match memory {
+            Memory::Restored(restored) if order.spec.recall == Recall::Required => (Some(restored), budget_ms),
             Memory::Restored(restored) => (Some(restored), budget_ms / 2),
             Memory::None | Memory::Left(_) => (None, budget_ms),
         };
@@ -390,6 +422,10 @@ impl LocalProvider {
     }
 
     fn clear_failed(&self, record: &InstanceRecord) -> Result<()> {
+        if let Some(plan) = &record.memory {
+            // What CRIU said goes with what it could not restore, for a look.
+            let _ = fs::copy(self.dir(record.sandbox()).path().join(RESTORE_LOG), plan.folder.join(RESTORE_LOG));
+        }
         self.remove_instance(&record.instance, |_, _| Ok(()))
     }
 
@@ -420,6 +456,10 @@ pub(super) fn remove_abandoned(data: &DataDir, fences: &Fences) {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
+}
+
+fn not_remembered(why: &str) -> ProviderError {
+    ProviderError::Failed { what: format!("its memory was not restored: {why}") }
 }
 
 fn no_ids() -> ProviderError {

@@ -110,6 +110,9 @@ impl LocalProvider {
 
     /// Why no CRIU could do it for this provider.
     fn why_never(&self) -> Option<String> {
+        if !self.shared.config.saves_memory {
+            return Some("it is switched off here".to_owned());
+        }
         if matches!(self.shared.config.ids, IdPool::Shared(_)) {
             return Some("saving memory takes root: only root may look into every process of a sandbox".to_owned());
         }
@@ -183,7 +186,7 @@ impl LocalProvider {
     /// Has the memory of a running instance saved beside it, and the instance ended; when it cannot be saved, it runs on.
     pub(super) async fn dump(&self, mutation: &Mutation, instance: &InstanceRef) -> Result<()> {
         let criu = self.require_memory().await?;
-        let (asked, budget_ms) = (instance.clone(), mutation.budget_ms);
+        let (asked, budget_ms, operation) = (instance.clone(), mutation.budget_ms, mutation.operation.clone());
         // One at a time; whoever comes second finds what the first one did.
         let to_do = self
             .blocking(move |this| {
@@ -205,11 +208,17 @@ impl LocalProvider {
                     return Err(ProviderError::Unsupported { capability: Capability::SaveMemory, why });
                 }
                 let made = || {
+                    let known = fs::read_to_string(memory.operation()).is_ok_and(|known| known == operation.as_str());
+                    if known && memory.images().is_dir() {
+                        // Somebody asked before and died since: the shim may be at it.
+                        return Ok(());
+                    }
                     match fs::remove_dir_all(memory.path()) {
                         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                         removed => removed?,
                     }
-                    fs::create_dir_all(memory.images())
+                    fs::create_dir_all(memory.images())?;
+                    fs::write(memory.operation(), operation.as_str())
                 };
                 made().map_err(save_failed)?;
                 Ok(Some(lock))
@@ -218,11 +227,15 @@ impl LocalProvider {
         let Some(_lock) = to_do else { return Ok(()) };
         let dir = self.dir(&instance.sandbox);
         let request = ShimRequest::Checkpoint { mutation: mutation.clone(), criu: criu.path, folder: dir.memory() };
-        match shim_client::ask(&dir, &request).await {
-            Ok(ShimReply::Error(error)) => Err(error.into()),
-            Ok(_) => Ok(()),
-            Err(error) => Err(self.why_unreachable(instance, error).await),
-        }
+        let failed: ProviderError = match shim_client::ask(&dir, &request).await {
+            Ok(ShimReply::Error(error)) => error.into(),
+            Ok(_) => return Ok(()),
+            Err(error) => return Err(self.why_unreachable(instance, error).await),
+        };
+        // What there is of it is of no use, and the files may need the room; what CRIU said stays.
+        let kept = MemoryDir::new(dir.memory()).kept();
+        let _ = self.blocking(move |_| fs::remove_dir_all(kept).map_err(save_failed)).await;
+        Err(failed)
     }
 
     /// Makes what was dumped whole, once nothing runs any more; answers how large it is.
@@ -304,6 +317,17 @@ impl LocalProvider {
             Ok(remembered) => Memory::Restored(Box::new(remembered)),
             Err(why) => Memory::Left(why),
         })
+    }
+
+    /// Notes beside a memory why it was not restored: so marked, it stays for a look when its snapshot goes, as one of
+    /// the last few.
+    pub(super) fn note_not_restored(&self, origin: &Origin, why: &str) {
+        let Origin::Snapshot(id) = origin else { return };
+        let dir = self.memory_dir(id);
+        if dir.path().is_dir() {
+            // Whoever cannot note it has it in the log and the journal.
+            let _ = fs::write(dir.not_restored(), why);
+        }
     }
 
     /// Takes the range of ids that a memory was saved with.

@@ -81,6 +81,8 @@ pub struct LocalConfig {
     pub limits: ResourceLimits,
     /// The CRIU that saves memory; by default the machine's own, if there is one.
     pub criu: Option<PathBuf>,
+    /// Whether memory is saved at all.
+    pub saves_memory: bool,
     /// Off. On for who took over from an owner that was killed and is not gone, since it is frozen: what that one has
     /// locked may be locked for ever, so the locks of fences begin anew. It can do nothing any more, and nobody else
     /// takes them.
@@ -100,6 +102,7 @@ impl LocalConfig {
             hardening: Hardening::On,
             limits: limits::defaults(),
             criu: None,
+            saves_memory: true,
             renew_locks: false,
         }
     }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, PidfdFlags, WaitOptions, pidfd_open, waitpid};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 use viv_agent::proto::{AgentLimits, CONFIG, ControlMessage, Fence, Identity, LIMITS, SOCKET};
-use viv_core::{EndCause, ExecutionId};
+use viv_core::{EndCause, ExecutionId, OperationId};
 use viv_provider::Mutation;
 
 use super::agent::{ControlConnection, say_hello, tell_to_quiesce};
@@ -63,6 +63,11 @@ impl Checkpoint {
     /// To be polled.
     pub(super) fn helper(&self) -> &OwnedFd {
         &self.helper.pidfd
+    }
+
+    /// Whether this operation asked for it.
+    pub(super) fn is_for(&self, operation: &OperationId) -> bool {
+        self.order.fence.operation == *operation
     }
 
     /// Nobody waits for it any more.

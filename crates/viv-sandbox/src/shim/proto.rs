@@ -92,7 +92,8 @@ impl ShimRequest {
 }
 
 impl ShimRequest {
-    /// Whether it can be done while the memory is being saved: the rest would start, stop or change what is dumped.
+    /// Whether it can be done while the memory is being saved: the rest would start, stop or change what
+    /// is dumped. Who ends it to save its files alone has given the memory up.
     pub(crate) fn goes_with_checkpoint(&self) -> bool {
         match self {
             Self::Status
@@ -101,12 +102,12 @@ impl ShimRequest {
             | Self::Extend { .. }
             | Self::Connect { .. }
             | Self::Destroy { .. }
+            | Self::EndToSave { .. }
             | Self::EndForSpace { .. }
             | Self::Raise { .. } => true,
             Self::SetLimits { .. }
             | Self::Freeze { .. }
             | Self::Thaw { .. }
-            | Self::EndToSave { .. }
             | Self::Checkpoint { .. }
             | Self::Hold { .. } => false,
         }

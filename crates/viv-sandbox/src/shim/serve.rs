@@ -343,6 +343,12 @@ impl Shim {
         if let Some(mutation) = request.mutation() {
             self.admit(mutation)?;
         }
+        if let (Some(checkpoint), ShimRequest::Checkpoint { mutation, .. }) = (&self.checkpoint, &request)
+            && checkpoint.is_for(&mutation.operation)
+        {
+            // Who asked before is gone, and asks again.
+            return Ok(Handled::Checkpoint);
+        }
         if self.checkpoint.is_some() && !request.goes_with_checkpoint() {
             return Err(ShimError::Conflict { what: "its memory is being saved".to_owned() });
         }

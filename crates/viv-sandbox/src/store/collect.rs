@@ -11,8 +11,12 @@ use viv_provider::{InstanceRef, Integrity};
 use super::Store;
 use super::layer::{LayerId, LayerMeta};
 use super::snapshot::{SnapshotFile, SnapshotRecord};
+use crate::checkpoint::MemoryDir;
 use crate::durable;
 use crate::layout::Made;
+
+/// How many memories that could not be restored are kept for a look.
+const NOT_RESTORED_MAX: usize = 3;
 
 /// Everything that refers to layers.
 #[derive(Debug, Default)]
@@ -230,19 +234,44 @@ impl Store {
         Ok(Some(collected))
     }
 
-    /// Removes the memory of snapshots that are not there any more, or never came to be.
+    /// Removes the memory of snapshots that are not there any more, or never came to be. The last few that could not be
+    /// restored stay for a look, for as long as anything else of their sandbox does.
     fn forget_memory(&self) -> io::Result<u64> {
-        let mut removed = 0;
+        let (mut removed, mut failed) = (0, Vec::new());
         for entry in fs::read_dir(self.data().memory())? {
             let entry = entry?;
             let id = entry.file_name().to_str().and_then(|name| name.parse::<SnapshotId>().ok());
             let kept = id.map(|id| self.read_snapshot(&id)).transpose()?.flatten();
-            if !matches!(kept, Some(SnapshotFile::Kept(record)) if record.snapshot.memory) {
-                fs::remove_dir_all(entry.path())?;
-                removed += 1;
+            if matches!(kept, Some(SnapshotFile::Kept(record)) if record.snapshot.memory) {
+                continue;
             }
+            let dir = MemoryDir::new(entry.path());
+            if let Ok(tried) = fs::metadata(dir.not_restored()).and_then(|found| found.modified())
+                && self.has_sandbox_of(&dir)?
+            {
+                failed.push((tried, entry.path()));
+                continue;
+            }
+            fs::remove_dir_all(entry.path())?;
+            removed += 1;
+        }
+        failed.sort();
+        for (_, path) in failed.iter().rev().skip(NOT_RESTORED_MAX) {
+            fs::remove_dir_all(path)?;
+            removed += 1;
         }
         Ok(removed)
+    }
+
+    /// Whether anything is there of the sandbox whose memory this is.
+    fn has_sandbox_of(&self, dir: &MemoryDir) -> io::Result<bool> {
+        let Ok(manifest) = dir.read_manifest() else { return Ok(false) };
+        let sandbox = &manifest.instance.sandbox;
+        if self.data().instance(sandbox).path().exists() {
+            return Ok(true);
+        }
+        let is_its = |file: io::Result<SnapshotFile>| matches!(file, Ok(SnapshotFile::Kept(record)) if record.snapshot.source.sandbox == *sandbox);
+        Ok(self.all_snapshots()?.into_iter().any(|(_, file)| is_its(file)))
     }
 
     /// Whether a snapshot is whole, with all that it stands on, and what removing it would free.

@@ -56,7 +56,7 @@ impl Lab {
             origin: None,
             by: Actor::part("suite"),
         };
-        let at = Moment { now_ms: created_at_ms, timings: &Timings::default() };
+        let at = Moment { now_ms: created_at_ms, timings: &Timings::default(), no_memory: None };
         Sandbox::create(new, at)
     }
 

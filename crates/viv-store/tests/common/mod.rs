@@ -24,7 +24,7 @@ pub(crate) fn sandbox(now_ms: u64) -> Sandbox {
         origin: None,
         by: Actor::part("test"),
     };
-    Sandbox::create(new, Moment { now_ms, timings: &Timings::default() })
+    Sandbox::create(new, Moment { now_ms, timings: &Timings::default(), no_memory: None })
 }
 
 /// Its change, with a line that tells the version.

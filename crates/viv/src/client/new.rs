@@ -9,7 +9,7 @@ use viv_api::bound::{
     SandboxName, Services, SnapshotRef, SnapshotsAgeMs, SnapshotsMax, WaitMs,
 };
 use viv_api::client::{Change, ClientError};
-use viv_api::sandbox::{CreatePolicy, CreateSandbox, Egress, Network, Sandbox, Status};
+use viv_api::sandbox::{CreatePolicy, CreateSandbox, Egress, Hibernate, Network, Sandbox, Status};
 use viv_api::service::Hooks;
 
 use super::progress::Waiting;
@@ -68,6 +68,9 @@ pub(super) struct NewArgs {
     /// Time frozen after which it is saved, or ends if it is not persistent; 15 minutes when not said
     #[arg(long, value_name = "SPAN", value_parser = parse_span)]
     hibernate: Option<u64>,
+    /// Save its memory too when it hibernates, where that can be: what runs goes on when it is resumed
+    #[arg(long)]
+    keep_memory: bool,
     /// How many snapshots that were asked for are kept of it; all when not said
     #[arg(long, value_name = "COUNT")]
     snapshots_max: Option<SnapshotsMax>,
@@ -95,6 +98,7 @@ impl NewArgs {
             lifetime_ms: self.lifetime.map(LifetimeMs::new).transpose().map_err(wrong)?,
             idle_ms: self.idle.map(IdleMs::new).transpose().map_err(wrong)?,
             hibernate_ms: self.hibernate.map(IdleMs::new).transpose().map_err(wrong)?,
+            hibernate: self.keep_memory.then_some(Hibernate::Memory),
             snapshots_max: self.snapshots_max,
             snapshots_age_ms: self.snapshots_age.map(SnapshotsAgeMs::new).transpose().map_err(wrong)?,
         };

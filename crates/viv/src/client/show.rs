@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use viv_api::bound::{GenerationNumber, SandboxRef};
 use viv_api::daemon::{Finding, Severity};
 use viv_api::diagnosis::{Diagnosis, LockShown};
-use viv_api::sandbox::{Probe, Sandbox};
+use viv_api::sandbox::{Hibernate, MemoryShown, MemoryState, Probe, Sandbox};
 
 use super::progress::Waiting;
 use super::table::{Facts, ago, clean, until};
@@ -101,7 +101,9 @@ pub(super) fn shown(sandbox: &Sandbox, now_ms: u64) -> String {
     let idle = policy.idle_ms.map_or_else(String::new, |ms| format!(", frozen after {} unused", span(ms)));
     let then = if policy.persistent { "saved" } else { "ended" };
     let rest = policy.hibernate_ms.map_or_else(String::new, |ms| format!(", {then} after {} more", span(ms)));
-    facts.add("policy", format!("{persistent}, lives {}{idle}{rest}", span(policy.lifetime_ms)));
+    let with = if policy.hibernate == Hibernate::Memory { ", with its memory" } else { "" };
+    facts.add("policy", format!("{persistent}, lives {}{idle}{rest}{with}", span(policy.lifetime_ms)));
+    facts.maybe("memory", sandbox.memory.as_ref().map(memory));
     facts.add("created", ago(now_ms, sandbox.created_at_ms));
     facts.maybe("active", sandbox.last_activity_at_ms.map(|at_ms| ago(now_ms, at_ms)));
     facts.maybe("expires", sandbox.expires_at_ms.map(|at_ms| until(now_ms, at_ms)));
@@ -114,6 +116,19 @@ pub(super) fn shown(sandbox: &Sandbox, now_ms: u64) -> String {
         facts.add("kept awake", format!("{}, ends {ends}{reason}", lease.lease));
     }
     facts.render()
+}
+
+fn memory(memory: &MemoryShown) -> String {
+    let what = match memory.state {
+        MemoryState::Saving => "is being saved",
+        MemoryState::Kept => "is saved",
+        MemoryState::Restored => "was restored",
+        MemoryState::NotSaved => "was not saved",
+        MemoryState::NotRestored => "was not restored",
+    };
+    let with = memory.snapshot.as_ref().map_or_else(String::new, |snapshot| format!(", with {snapshot}"));
+    let why = memory.why.as_ref().map_or_else(String::new, |why| format!(": {why}"));
+    format!("{what}{with}{why}")
 }
 
 /// Nothing, where there is nothing to say.

@@ -192,7 +192,7 @@ pub(super) fn spec(new: NewArgs) -> InstanceSpec {
 /// The command's exit code, in the way of shells: 128 and the signal for a death by signal.
 fn ended(state: &ExecState) -> ExitCode {
     let (code, why) = match state {
-        ExecState::Running => (0, None),
+        ExecState::Running | ExecState::Suspended => (0, None),
         ExecState::Exited { code } => (*code as u8, None),
         ExecState::Signalled { signal } => (128_u8.wrapping_add(*signal as u8), None),
         ExecState::OomKilled => (137, Some("it was killed for memory".to_owned())),

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
+use clap::ValueEnum;
 use serde::Deserialize;
 use tracing::level_filters::LevelFilter;
 use viv_engine::Periods;
@@ -74,12 +75,29 @@ pub(super) struct SandboxesPart {
     pub(super) max_per_project: Option<u64>,
     /// OCI runtime to use instead of the embedded one.
     pub(super) runtime: Option<PathBuf>,
+    /// CRIU that saves memory, instead of the machine's own.
+    pub(super) criu: Option<PathBuf>,
+    /// Whether memory is saved.
+    pub(super) save_memory: Option<SaveMemory>,
     /// How layers are kept: `btrfs` or `plain`.
     pub(super) layers: Option<String>,
     /// Size in MiB of the pool file for btrfs.
     pub(super) pool_mib: Option<u64>,
     /// Name of our cgroup.
     pub(super) cgroup_prefix: Option<String>,
+}
+
+/// Whether the memory of sandboxes is saved whose policy asks for it (L13).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum SaveMemory {
+    /// Where it can be.
+    #[default]
+    Auto,
+    /// The daemon does not start where it cannot be.
+    On,
+    /// Never.
+    Off,
 }
 
 /// What living sandboxes may be allowed to use together (L18).
@@ -210,6 +228,8 @@ mod tests {
             max = 100
             max_per_project = 10
             layers = "plain"
+            criu = "/opt/criu"
+            save_memory = "on"
             [quota]
             total = { cpu_millis = 8000, memory_mib = 16384, processes = 4096 }
             per_project = { memory_mib = 2048, disk_mib = 10240 }
@@ -226,7 +246,7 @@ mod tests {
             url = "http://127.0.0.1:7711"
         "#;
         let config: FileConfig = toml::from_str(text).unwrap();
-        assert_eq!(config.sandboxes.max, Some(100));
+        assert_eq!((config.sandboxes.max, config.sandboxes.save_memory), (Some(100), Some(SaveMemory::On)));
         let in_project = SumsMax { memory_bytes: Some(2 << 30), disk_bytes: Some(10 << 30), ..SumsMax::default() };
         assert_eq!(SumsMax::from(config.quota.per_project), in_project);
         assert_eq!(SumsMax::from(config.quota.total).cpu_millis, Some(8000));

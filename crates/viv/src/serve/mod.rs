@@ -39,7 +39,7 @@ use viv_store::{ApiKey, KeyScope, NewLine, Owner, Quota, SqliteStore, Store, Sum
 
 use crate::place;
 use crate::settings::{DAEMONS, Global};
-use config::FileConfig;
+use config::{FileConfig, SaveMemory};
 use owner::{Ownership, write_whole};
 
 /// What it was built from, where that is known.
@@ -71,6 +71,12 @@ pub(crate) struct Args {
     /// OCI runtime to use instead of the embedded one, by name or path: runsc (gVisor), runc
     #[arg(long, env = "VIV_RUNTIME")]
     runtime: Option<PathBuf>,
+    /// CRIU that saves the memory of sandboxes, instead of the machine's own
+    #[arg(long, env = "VIV_CRIU")]
+    criu: Option<PathBuf>,
+    /// Whether memory is saved: auto (where it can be), off, or on (else the daemon does not start)
+    #[arg(long, env = "VIV_SAVE_MEMORY")]
+    save_memory: Option<SaveMemory>,
     /// How layers are kept: btrfs or plain
     #[arg(long, env = "VIV_LAYERS")]
     layers: Option<String>,
@@ -235,7 +241,14 @@ fn open_provider(args: &Args, file: &FileConfig, data: &Path, from_undead: bool)
         Some(other) => bail!("layers cannot be kept by {other:?}\nhint: btrfs or plain"),
     };
     config.store = StoreConfig { driver, pool_bytes: sandboxes.pool_mib.map(|mib| mib << 20) };
-    Ok(LocalProvider::open(config)?)
+    config.criu = args.criu.clone().or_else(|| sandboxes.criu.clone());
+    let save_memory = args.save_memory.or(sandboxes.save_memory).unwrap_or_default();
+    config.saves_memory = save_memory != SaveMemory::Off;
+    let provider = LocalProvider::open(config)?;
+    if let (SaveMemory::On, Err(why)) = (save_memory, provider.criu()) {
+        bail!("memory of sandboxes is to be saved, and cannot be: {why}\nhint: `--save-memory auto` goes without");
+    }
+    Ok(provider)
 }
 
 /// What a sandbox counts for that says nothing about a limit, or that there is none: what the provider gives it then,

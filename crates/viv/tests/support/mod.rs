@@ -1,6 +1,7 @@
 //! Ground for tests on the real binary: a data folder, an owner and a cgroup of their own each.
 #![allow(dead_code, unreachable_pub, reason = "every test binary uses a part of this")]
 
+pub mod criu;
 pub mod daemon;
 pub mod disk;
 pub mod held;

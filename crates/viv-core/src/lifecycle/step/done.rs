@@ -8,7 +8,7 @@ use crate::lifecycle::cause::{Actor, Cause};
 use crate::lifecycle::event::{Failure, FailureKind, Outcome};
 use crate::lifecycle::evidence::{Evidence, Finding, Observed};
 use crate::lifecycle::phase::{FreezeStep, HibernateStep, MakeStep, Phase, PhaseName, ResumeStep, VerifyStep};
-use crate::lifecycle::{Moment, Sandbox};
+use crate::lifecycle::{Memory, Moment, Sandbox};
 
 /// What was cleared was looked for, and was not there.
 fn with_what_was_seen<'a>(mut draft: Draft<'a>, outcome: &Outcome) -> Draft<'a> {
@@ -36,7 +36,12 @@ pub(super) fn done(sandbox: &Sandbox, operation: &OperationId, outcome: &Outcome
             phase @ (Phase::Provisioning { step: MakeStep::Make, rebuilds, .. }
             | Phase::Resuming { step: ResumeStep::Make, rebuilds, .. }),
             Outcome::Made { remaining_ms },
-        ) => made(draft, phase.name(), *rebuilds, *remaining_ms),
+        ) => made(draft, phase, *rebuilds, *remaining_ms),
+        (Phase::Resuming { step: ResumeStep::Make, rebuilds, snapshot, .. }, Outcome::Failed(failure))
+            if sandbox.has_memory_of(snapshot) && failure.kind != FailureKind::Unknown =>
+        {
+            draft.without_memory(*rebuilds, snapshot.clone(), failure.what.clone())
+        }
         (
             Phase::Provisioning { step: MakeStep::Make, rebuilds, .. }
             | Phase::Resuming { step: ResumeStep::Make, rebuilds, .. },
@@ -71,6 +76,11 @@ pub(super) fn done(sandbox: &Sandbox, operation: &OperationId, outcome: &Outcome
             draft.verifying(verify, Cause::ProbeFinding, &Actor::part("engine"), Some(what.clone()))
         }
         (Phase::Hibernating { step: HibernateStep::Save, .. }, Outcome::Saved) => saved(draft, operation),
+        (Phase::Hibernating { step: HibernateStep::Save, .. }, Outcome::MemoryNotSaved(why))
+            if sandbox.memory == Some(Memory::Saving) =>
+        {
+            draft.memory_not_saved(why)
+        }
         (Phase::Hibernating { step: HibernateStep::Save, .. }, Outcome::Failed(failure)) => {
             if let Phase::Hibernating { save_failed, .. } = &mut draft.next.phase {
                 *save_failed = true;
@@ -119,15 +129,26 @@ pub(super) fn done(sandbox: &Sandbox, operation: &OperationId, outcome: &Outcome
             | Outcome::Frozen
             | Outcome::Thawed
             | Outcome::Saved
+            | Outcome::MemoryNotSaved(_)
             | Outcome::Failed(_),
         ) => Stepped::Ignored(Ignored::Misplaced),
     }
 }
 
 /// There is an instance, and it has to show that it works.
-fn made(mut draft: Draft<'_>, phase: PhaseName, rebuilds: u32, remaining_ms: Option<u64>) -> Stepped {
-    let is_resumed = phase == PhaseName::Resuming;
-    draft.begin_services(if is_resumed { HookPoint::AfterResume } else { HookPoint::AfterStart });
+fn made(mut draft: Draft<'_>, phase: &Phase, rebuilds: u32, remaining_ms: Option<u64>) -> Stepped {
+    let remembered = match phase {
+        Phase::Resuming { snapshot, .. } if draft.next.has_memory_of(snapshot) => Some(snapshot.clone()),
+        _ => None,
+    };
+    if let Some(snapshot) = remembered {
+        draft.next.forget_suspended();
+        draft.next.memory = Some(Memory::Restored { snapshot });
+        draft.services_go_on();
+    } else {
+        let is_resumed = phase.name() == PhaseName::Resuming;
+        draft.begin_services(if is_resumed { HookPoint::AfterResume } else { HookPoint::AfterStart });
+    }
     draft.next.expires_at_ms = remaining_ms.map(|left_ms| draft.at.now_ms.saturating_add(left_ms));
     draft.next.evidence = Evidence::default();
     let verify = Verify { step: VerifyStep::Probe, rebuilds, findings: 0, was_ready: false };
@@ -178,7 +199,11 @@ fn thawed(mut draft: Draft<'_>) -> Stepped {
 
 /// The filesystem is sealed: the instance can go, in a time of its own.
 fn saved(mut draft: Draft<'_>, operation: &OperationId) -> Stepped {
-    draft.next.saved = Some(Sandbox::snapshot_of(operation));
+    let snapshot = Sandbox::snapshot_of(operation);
+    if draft.next.memory == Some(Memory::Saving) {
+        draft.next.memory = Some(Memory::Kept { snapshot: snapshot.clone() });
+    }
+    draft.next.saved = Some(snapshot);
     draft.next.sealed = None;
     let (at, limit_ms) = (draft.at, draft.at.timings.stop_ms);
     let work = draft.next.work(at, limit_ms);
@@ -225,6 +250,16 @@ fn found(mut draft: Draft<'_>, made_ms: Option<u64>, cause: Cause, complaint: St
     if enough { given_up(draft, cause, Some(complaint)) } else { draft.retry(complaint) }
 }
 
+/// The snapshot whose memory an instance began with that somebody waits for, and that never was ready.
+pub(super) fn on_trial(sandbox: &Sandbox) -> Option<crate::id::SnapshotId> {
+    match (&sandbox.phase, &sandbox.memory) {
+        (Phase::Verifying { was_ready: false, .. }, Some(Memory::Restored { snapshot })) => {
+            sandbox.entry.is_some().then(|| snapshot.clone())
+        }
+        _ => None,
+    }
+}
+
 /// The instance that is being verified will not do. Another one is made if somebody waits, in bounds (T4); else it is
 /// lost, or, when it never worked, failed.
 ///
@@ -234,6 +269,10 @@ pub(super) fn given_up(mut draft: Draft<'_>, cause: Cause, message: Option<Strin
     let Phase::Verifying { rebuilds, was_ready, .. } = draft.next.phase else {
         return Stepped::Ignored(Ignored::Misplaced);
     };
+    if let Some(snapshot) = on_trial(&draft.next) {
+        let said = message.unwrap_or_else(|| cause.code().to_owned());
+        return draft.without_memory(rebuilds, snapshot, format!("what was restored does not work: {said}"));
+    }
     if draft.next.entry.is_some() && rebuilds < draft.at.timings.rebuilds_max {
         let engine = Actor::part("engine");
         if was_ready {

@@ -5,7 +5,8 @@ use crate::id::SnapshotId;
 use crate::lifecycle::cause::{Actor, Cause, Caused};
 use crate::lifecycle::evidence::Evidence;
 use crate::lifecycle::phase::{FreezeStep, HibernateStep, MakeStep, Phase, PhaseName, ResumeStep, VerifyStep, Work};
-use crate::lifecycle::{Desired, Moment, Sandbox};
+use crate::lifecycle::{Desired, Memory, Moment, Sandbox};
+use crate::spec::Hibernate;
 
 /// A record on its way to its next version.
 pub(super) struct Draft<'t> {
@@ -32,6 +33,9 @@ impl<'t> Draft<'t> {
         if from != to {
             self.next.phase_since_ms = self.at.now_ms;
         }
+        if to != PhaseName::Hibernating {
+            self.memory_is_lost();
+        }
         // What came back, or is saved, is not what was to go.
         let goes = [PhaseName::Provisioning, PhaseName::Resuming, PhaseName::Lost, PhaseName::Failed].contains(&to);
         self.next.resetting &= goes;
@@ -49,6 +53,7 @@ impl<'t> Draft<'t> {
     pub(super) fn stopping(mut self, cause: Cause, by: &Actor, message: Option<String>) -> Stepped {
         self.next.desired = Desired::Gone;
         self.next.entry = None;
+        self.next.lose_suspended(self.at.now_ms);
         let work = self.work(self.at.timings.stop_ms);
         self.enter(Phase::Stopping { work }, cause, by, message)
     }
@@ -87,8 +92,56 @@ impl<'t> Draft<'t> {
         self.next.desired = Desired::Hibernated;
         self.next.entry = None;
         self.next.rests_for = Some(cause.clone());
+        self.next.memory = self.memory_to_save(&cause);
         let work = self.work(self.at.timings.save_ms);
         self.enter(Phase::Hibernating { step: HibernateStep::Save, save_failed: false, work }, cause, by, None)
+    }
+
+    /// What becomes of its memory when it is saved now (X5).
+    fn memory_to_save(&self, cause: &Cause) -> Option<Memory> {
+        if self.next.policy.hibernate == Hibernate::Filesystem {
+            return None;
+        }
+        let not_saved = |why: &str| Some(Memory::NotSaved { why: why.to_owned() });
+        match (self.at.no_memory, self.from) {
+            (Some(why), _) => not_saved(why),
+            // The deadline ended all processes.
+            (None, _) if *cause == Cause::Expired => not_saved("nothing ran any more"),
+            (None, PhaseName::Ready | PhaseName::Frozen | PhaseName::Verifying) => Some(Memory::Saving),
+            (
+                None,
+                PhaseName::Provisioning
+                | PhaseName::Hibernating
+                | PhaseName::Hibernated
+                | PhaseName::Resuming
+                | PhaseName::Lost
+                | PhaseName::Failed
+                | PhaseName::Stopping
+                | PhaseName::Stopped,
+            ) => not_saved("nothing ran any more"),
+        }
+    }
+
+    /// What was being saved of its memory is gone with its instance, or given up.
+    fn memory_is_lost(&mut self) {
+        if self.next.memory == Some(Memory::Saving) {
+            self.next.memory = Some(Memory::NotSaved { why: "its instance was gone before".to_owned() });
+        }
+    }
+
+    /// Its memory cannot be saved: its files are, and what ran is lost, from now on.
+    pub(super) fn memory_not_saved(mut self, why: &str) -> Stepped {
+        self.next.memory = Some(Memory::NotSaved { why: why.to_owned() });
+        self.next.cause.message = Some(format!("its memory was not saved: {why}"));
+        self.is(Happened::Advanced)
+    }
+
+    /// What was saved of its memory did not come back, or did not work: its files of the same moment are next, in an
+    /// instance of their own. Never a loop: from here on nobody asks for that memory again.
+    pub(super) fn without_memory(mut self, rebuilds: u32, snapshot: SnapshotId, why: String) -> Stepped {
+        self.next.lose_suspended(self.at.now_ms);
+        self.next.memory = Some(Memory::NotRestored { snapshot, why: why.clone() });
+        self.remake(rebuilds, Cause::MemoryNotRestored, &Actor::part("engine"), Some(why))
     }
 
     /// Its instance is ended, and saved unless that is not wanted; then it goes on from where it is to go back to.
@@ -98,6 +151,7 @@ impl<'t> Draft<'t> {
         } else {
             (HibernateStep::Save, self.at.timings.save_ms)
         };
+        self.next.memory = None;
         let work = self.work(limit_ms);
         self.enter(Phase::Hibernating { step, save_failed: false, work }, Cause::Rollback, by, None)
     }
@@ -122,7 +176,12 @@ impl<'t> Draft<'t> {
         self.next.evidence = Evidence::default();
         let snapshot = if self.next.rollback.is_some() { self.beginning().unwrap_or(snapshot) } else { snapshot };
         let by = self.next.held_by.clone().unwrap_or_else(|| self.next.cause.by.clone());
-        self.enter(Phase::Hibernated { snapshot }, cause, &by, None)
+        let said = match &self.next.memory {
+            Some(Memory::NotSaved { why }) => Some(format!("its memory was not saved: {why}")),
+            Some(Memory::Saving | Memory::Kept { .. } | Memory::Restored { .. } | Memory::NotRestored { .. })
+            | None => None,
+        };
+        self.enter(Phase::Hibernated { snapshot }, cause, &by, said)
     }
 
     /// It ended because its time was up: that is a stop that nobody has to ask for (L5).
@@ -213,6 +272,7 @@ impl<'t> Draft<'t> {
     pub(super) fn resuming(mut self, snapshot: SnapshotId, cause: Cause, by: &Actor) -> Stepped {
         let snapshot = if self.next.rollback.is_some() { self.beginning().unwrap_or(snapshot) } else { snapshot };
         self.next_generation();
+        self.forgo_memory(Some(&snapshot));
         let work = self.work(self.at.timings.make_ms);
         self.enter(Phase::Resuming { step: ResumeStep::Make, snapshot, rebuilds: 0, work }, cause, by, None)
     }
@@ -229,6 +289,7 @@ impl<'t> Draft<'t> {
             if self.next.rollback.is_some() { self.beginning() } else { Some(snapshot) }
         });
         self.next_generation();
+        self.forgo_memory(snapshot.as_ref());
         let work = Work { deadline_at_ms, ..self.work(0) };
         self.next.phase = match snapshot {
             Some(snapshot) => Phase::Resuming { step: ResumeStep::Make, snapshot, rebuilds, work },
@@ -250,6 +311,14 @@ impl<'t> Draft<'t> {
             accepted.next.cause.by = by;
         }
         stepped
+    }
+
+    /// What was suspended does not go on in an instance that begins with anything else than its memory.
+    fn forgo_memory(&mut self, snapshot: Option<&SnapshotId>) {
+        if snapshot.is_none_or(|snapshot| !self.next.has_memory_of(snapshot)) {
+            self.next.lose_suspended(self.at.now_ms);
+            self.next.memory.take_if(|memory| matches!(memory, Memory::Saving | Memory::Kept { .. }));
+        }
     }
 
     /// What was found out about the last instance says nothing about the next.
@@ -297,6 +366,7 @@ impl<'t> Draft<'t> {
     pub(super) fn discarding(mut self, by: &Actor) -> Stepped {
         self.next.desired = Desired::Hibernated;
         self.next.entry = None;
+        self.memory_is_lost();
         if self.next.saved.is_none() {
             let mut stepped = self.failed(Cause::UserDiscard, None);
             if let Stepped::Accepted(accepted) = &mut stepped {

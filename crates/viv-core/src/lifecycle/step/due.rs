@@ -1,7 +1,7 @@
 //! Time passed: every transient phase has a deadline, and falls to something when it passes.
 
 use super::draft::{Draft, Verify};
-use super::{Ignored, Stepped};
+use super::{Ignored, Stepped, done};
 use crate::lifecycle::cause::{Actor, Cause};
 use crate::lifecycle::phase::{FreezeStep, HibernateStep, MakeStep, Phase, ResumeStep, VerifyStep};
 use crate::lifecycle::{Desired, Moment, Sandbox};
@@ -46,10 +46,22 @@ pub(super) fn due(sandbox: &Sandbox, at: Moment<'_>) -> Stepped {
         | Phase::Resuming { step: ResumeStep::Clear, rebuilds: 0, .. } => draft.lost(Cause::AbsenceUnproven, why),
         // Its files are kept as they are: nothing takes their place before they are saved, or cannot be (T7).
         Phase::Resuming { step: ResumeStep::Seal, .. } => draft.lost(Cause::SaveFailed, why),
+        // Bringing memory back took all the time: there is more for the files alone.
+        Phase::Resuming { step: ResumeStep::Make, snapshot, rebuilds, .. } if sandbox.has_memory_of(snapshot) => {
+            let why = why.unwrap_or_else(|| "it was not restored in time".to_owned());
+            draft.without_memory(*rebuilds, snapshot.clone(), why)
+        }
         Phase::Provisioning { .. } | Phase::Resuming { .. } => draft.failed(Cause::DeadlinePassed, why),
         // Only timeouts, or too few findings: it is not replaced. What never worked is given up.
         Phase::Verifying { was_ready: true, .. } => draft.lost(Cause::Unresponsive, why),
-        Phase::Verifying { was_ready: false, .. } => draft.failed(Cause::Unresponsive, why),
+        // What was restored and is silent is nothing that anybody had: its files are those that were saved.
+        Phase::Verifying { was_ready: false, rebuilds, .. } => match done::on_trial(sandbox) {
+            Some(snapshot) => {
+                let said = why.unwrap_or_else(|| "no answer".to_owned());
+                draft.without_memory(*rebuilds, snapshot, format!("what was restored does not work: {said}"))
+            }
+            None => draft.failed(Cause::Unresponsive, why),
+        },
         Phase::Frozen { step: FreezeStep::Freeze { .. } } => {
             let verify = Verify { step: VerifyStep::Thaw, rebuilds: 0, findings: 0, was_ready: true };
             draft.verifying(verify, Cause::DeadlinePassed, &Actor::part("engine"), why)

@@ -35,6 +35,19 @@ impl Draft<'_> {
         self.next.hook = self.next.spec.hooks.contains_key(&made_from).then_some(made_from);
     }
 
+    /// The instance began with memory: its services run on as the executions that they were, and those that asked for it
+    /// are nudged.
+    pub(super) fn services_go_on(&mut self) {
+        let before = std::mem::take(&mut self.next.services);
+        self.begin_services(HookPoint::AfterResume);
+        let (generation, now_ms) = (self.next.generation, self.at.now_ms);
+        for (name, run) in before {
+            if let Some(new) = self.next.services.get_mut(&name).filter(|_| run.ended.is_none()) {
+                *new = ServiceRun { generation, since_ms: now_ms, nudge: new.nudge, ..run };
+            }
+        }
+    }
+
     /// What a verification begins with once the instance runs.
     pub(super) fn first_check(&self) -> VerifyStep {
         match (self.next.spec.services.is_empty(), self.next.hook) {

@@ -1,0 +1,77 @@
+//! What becomes of memory when a sandbox is saved, and when it runs again (L13, X5).
+//!
+//! ```text
+//!   hibernating ──► saving ──► kept ──resuming──► restored
+//!                     │          │                   │ (never became ready)
+//!                     ▼          └─► not restored ◄──┘
+//!                 not saved
+//! ```
+//!
+//! Invariant: a memory is restored once at the most. What was not restored, or was and is gone since, is followed by
+//! the files of the same moment alone.
+
+use serde::{Deserialize, Serialize};
+
+use super::Sandbox;
+use crate::exec::ExecState;
+use crate::id::SnapshotId;
+
+/// Why a command is lost that was suspended, and whose memory did not come back.
+pub const MEMORY_NOT_RESTORED: &str = "memory_not_restored";
+
+/// What became of the memory of a sandbox whose policy asks for it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum Memory {
+    /// It is being saved, with the files of the same moment.
+    Saving,
+    /// It is saved.
+    Kept {
+        /// With this.
+        snapshot: SnapshotId,
+    },
+    /// The current instance began with it.
+    Restored {
+        /// From this.
+        snapshot: SnapshotId,
+    },
+    /// The files were saved without it.
+    NotSaved {
+        /// Why.
+        why: String,
+    },
+    /// The instance after it began with the files alone.
+    NotRestored {
+        /// Where it was, and what was dumped is as long as that is there.
+        snapshot: SnapshotId,
+        /// Why.
+        why: String,
+    },
+}
+
+impl Sandbox {
+    /// Whether what runs in it is being saved with its memory, or was.
+    pub fn suspends(&self) -> bool {
+        matches!(self.memory, Some(Memory::Saving | Memory::Kept { .. }))
+    }
+
+    /// Whether the memory that was saved with this snapshot is to be restored.
+    pub(super) fn has_memory_of(&self, snapshot: &SnapshotId) -> bool {
+        matches!(&self.memory, Some(Memory::Kept { snapshot: kept }) if kept == snapshot)
+    }
+
+    /// What was suspended does not come back.
+    pub(super) fn lose_suspended(&mut self, now_ms: u64) {
+        for lost in &mut self.lost_executions {
+            if lost.status.state == ExecState::Suspended {
+                lost.status.state = ExecState::Lost { cause: MEMORY_NOT_RESTORED.to_owned() };
+                lost.status.ended_at_ms = Some(now_ms);
+            }
+        }
+    }
+
+    /// What was suspended runs again, and is told by who runs it.
+    pub(super) fn forget_suspended(&mut self) {
+        self.lost_executions.retain(|lost| lost.status.state != ExecState::Suspended);
+    }
+}

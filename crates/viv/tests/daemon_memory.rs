@@ -1,0 +1,548 @@
+//! Memory that survives, on the real daemon: what runs goes on after a hibernation, and whatever goes wrong with that is
+//! followed by the files of the same moment, in sight (L13, X5, T4, T5).
+//!
+//! The CRIU is that of `scripts/prepare criu`, or what `VIV_CRIU` names; without one these are passed over.
+#![allow(missing_docs, reason = "tests")]
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use support::criu::{self, criu};
+use support::daemon::{Daemon, PATIENCE, run};
+use support::disk::Disk;
+use support::restart::{House, shim_pid};
+use support::{eventually_within, kill};
+use viv_api::bound::WaitMs;
+use viv_api::execution::{Execution, ExecutionState, OutputLine, StartExecution, Terminal, TimeLimit};
+use viv_api::sandbox::{
+    CreateSandbox, EnsureSandbox, Hibernate, MemoryState, RestSandbox, Sandbox, Status, StopSandbox, TimelineEntry,
+};
+use viv_core::{ExecutionId, Generation, SandboxId};
+
+/// Saved and resumed so often, unless `VIV_MEMORY_ROUNDS` says otherwise.
+const ROUNDS: u64 = 2;
+
+const COUNT: &str = "import time\ni = 0\nwhile True:\n    i += 1\n    print(i)\n    time.sleep(0.02)";
+
+/// Each row is a transaction that is open for longer than it is not.
+const WRITE_ROWS: &str = "
+import sqlite3, time
+db = sqlite3.connect('/workspace/db', isolation_level=None)
+db.execute('create table t(n)')
+n = 0
+while True:
+    n += 1
+    db.execute('begin immediate')
+    db.execute('insert into t values(?)', (n,))
+    time.sleep(0.05)
+    db.execute('commit')
+    print(n)
+    time.sleep(0.005)
+";
+
+const CHECK_ROWS: &str = "python3 -c \"
+import sqlite3
+db = sqlite3.connect('/workspace/db', timeout=60)
+assert db.execute('pragma integrity_check').fetchone() == ('ok',)
+n, low, high = db.execute('select count(*), min(n), max(n) from t').fetchone()
+assert (low, high) == (1, n), (n, low, high)
+print(n)
+\"";
+
+const GET: &str = "python3 -c \"
+import urllib.request
+print(urllib.request.urlopen('http://127.0.0.1:8123/served', timeout=60).read().decode(), end='')
+\"";
+
+/// A persistent sandbox whose memory is kept.
+fn request(name: &str, more: &Value) -> CreateSandbox {
+    let mut body = json!({"name": name, "policy": {"hibernate": "memory"}});
+    for (name, value) in more.as_object().expect("an object") {
+        body[name] = value.clone();
+    }
+    serde_json::from_value(body).expect("a request")
+}
+
+fn start(daemon: &Daemon, id: &SandboxId, argv: &[&str]) -> Execution {
+    let mut request = StartExecution::of(argv.iter().copied()).unwrap();
+    (request.detach, request.limit_ms) = (true, Some(TimeLimit::NONE));
+    daemon.sandbox(id).start(&request, None).unwrap()
+}
+
+/// What an execution has written so far.
+fn written(daemon: &Daemon, id: &SandboxId, execution: &ExecutionId) -> String {
+    let mut said = Vec::new();
+    for line in daemon.sandbox(id).execution(execution.clone()).output(0) {
+        match line.unwrap() {
+            OutputLine::Chunk(chunk) => said.extend(chunk.data().unwrap()),
+            OutputLine::Cut(cut) => panic!("output was cut: {cut:?}"),
+            OutputLine::End(_) | OutputLine::Alive(_) => {}
+        }
+    }
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+/// Waits until an execution has written more than before.
+fn until_more(daemon: &Daemon, id: &SandboxId, execution: &ExecutionId, before: usize) -> String {
+    let mut text = String::new();
+    eventually_within(PATIENCE, "it goes on", || {
+        text = written(daemon, id, execution);
+        text.len() > before + 8
+    });
+    text
+}
+
+/// Whole lines that count from one on.
+#[track_caller]
+fn assert_counts(text: &str) {
+    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+    for (nth, line) in whole.lines().enumerate() {
+        assert_eq!(line.trim(), (nth + 1).to_string(), "line {} of {text:?}", nth + 1);
+    }
+}
+
+fn state(daemon: &Daemon, id: &SandboxId, execution: &ExecutionId) -> (ExecutionState, Option<String>) {
+    let told = daemon.sandbox(id).execution(execution.clone()).get().unwrap();
+    (told.state, told.message)
+}
+
+fn stop(daemon: &Daemon, id: &SandboxId) -> Sandbox {
+    let request = StopSandbox { wait_ms: Some(WaitMs::new(0).unwrap()), ..StopSandbox::default() };
+    daemon.sandbox(id).stop(&request).unwrap();
+    daemon.wait_for(id, "it is saved", |now| now.status == Status::Hibernated)
+}
+
+fn ensure(daemon: &Daemon, id: &SandboxId) -> Sandbox {
+    daemon.sandbox(id).ensure(&EnsureSandbox { wait_ms: Some(WaitMs::new(0).unwrap()) }).unwrap();
+    daemon.wait_for(id, "it is ready", |now| now.status == Status::Ready)
+}
+
+fn memory(sandbox: &Sandbox) -> (MemoryState, String) {
+    let memory = sandbox.memory.clone().expect("something became of it");
+    (memory.state, memory.why.unwrap_or_default())
+}
+
+/// What the timeline says of this kind, or with this cause.
+fn told(daemon: &Daemon, id: &SandboxId, kind: &str) -> Vec<TimelineEntry> {
+    let sandbox = daemon.sandbox(id);
+    let all = sandbox.timeline_all().map(Result::unwrap);
+    let code = kind.strip_prefix("sandbox.").unwrap_or(kind).to_owned();
+    all.filter(|entry| entry.kind == kind || entry.cause.as_ref().is_some_and(|cause| cause.code == code)).collect()
+}
+
+/// Where the daemon keeps the memory of a snapshot.
+fn dump_of(daemon: &Daemon, saved: &Sandbox) -> PathBuf {
+    let snapshot = saved.memory.as_ref().and_then(|memory| memory.snapshot.clone()).expect("it is kept");
+    daemon.provider_folder().join("memory").join(snapshot.as_str())
+}
+
+#[test]
+fn x5_what_runs_goes_on_with_nothing_lost() {
+    let Some(criu) = criu() else { return };
+    let mut daemon = Daemon::start_with(&["--criu", criu.to_str().unwrap()]);
+    let box_of = daemon.create_from(&request("box", &json!({})));
+    let id = &box_of.id;
+    assert_eq!(box_of.policy.hibernate, Hibernate::Memory);
+    run(&daemon.sandbox(id), "echo content > /workspace/served");
+    let counter = start(&daemon, id, &["python3", "-u", "-c", COUNT]).id;
+    let rows = start(&daemon, id, &["python3", "-u", "-c", WRITE_ROWS]).id;
+    let serve = "exec python3 -m http.server 8123 --bind 127.0.0.1 --directory /workspace";
+    let server = start(&daemon, id, &["sh", "-c", serve]).id;
+    let append = "exec 3>>/workspace/log; i=0; while :; do i=$((i+1)); echo $i >&3; echo $i; sleep 0.02; done";
+    let append = start(&daemon, id, &["sh", "-c", append]).id;
+    let ten = "n=0; while [ $n -lt 9 ]; do sleep 100000 & n=$((n+1)); done; echo all ten of them; wait";
+    let ten = start(&daemon, id, &["sh", "-c", ten]).id;
+    let mut shell = StartExecution::of(["/bin/bash", "--norc", "-i"]).unwrap();
+    shell.tty = Some(serde_json::from_value::<Terminal>(json!({"rows": 24, "cols": 80})).unwrap());
+    (shell.stdin, shell.detach, shell.limit_ms) = (true, true, Some(TimeLimit::NONE));
+    let shell = daemon.sandbox(id).start(&shell, None).unwrap().id;
+    let mut typed = 0;
+    let mut type_in = |daemon: &Daemon, text: &str| {
+        let taken = daemon.sandbox(id).execution(shell.clone()).input(typed, text.as_bytes()).unwrap();
+        typed = taken.stdin_bytes;
+    };
+    type_in(&daemon, "x=41\n");
+    let all = [&counter, &rows, &append, &ten, &server, &shell];
+    for execution in [&counter, &rows, &append, &ten] {
+        until_more(&daemon, id, execution, 0);
+    }
+    let rounds = std::env::var("VIV_MEMORY_ROUNDS").map_or(ROUNDS, |rounds| rounds.parse().unwrap());
+    for round in 1..=rounds {
+        let saved = stop(&daemon, id);
+        assert_eq!(memory(&saved), (MemoryState::Kept, String::new()), "round {round}");
+        for execution in all {
+            assert_eq!(state(&daemon, id, execution).0, ExecutionState::Suspended, "round {round}");
+        }
+        if round == 1 {
+            // All that is known of it is on disk.
+            daemon.kill();
+            daemon.restart();
+        }
+        let back = ensure(&daemon, id);
+        assert_eq!(memory(&back), (MemoryState::Restored, String::new()), "round {round}");
+        assert_eq!((back.generation, &back.policy), (Generation(1 + round), &box_of.policy), "T5, L16");
+        for execution in all {
+            let now = state(&daemon, id, execution);
+            assert_eq!(now.0, ExecutionState::Running, "round {round}: {}", written(&daemon, id, execution));
+        }
+        for execution in [&counter, &rows, &append] {
+            let before = written(&daemon, id, execution);
+            let after = until_more(&daemon, id, execution, before.len());
+            assert!(after.starts_with(&before), "round {round}");
+            assert_counts(&after);
+        }
+        let says = |script: &str| {
+            let (said, ended) = run(&daemon.sandbox(id), script);
+            assert_eq!(ended.exit_code, Some(0), "round {round}: {said}");
+            said
+        };
+        assert_eq!(says(GET), "content\n", "round {round}");
+        // What was acknowledged is there: there are no fewer rows than were told of before this look at them.
+        let printed = written(&daemon, id, &rows).lines().count();
+        assert!(says(CHECK_ROWS).trim().parse::<usize>().unwrap() >= printed, "round {round}");
+        assert_counts(&says("cat /workspace/log"));
+        assert_eq!(says("pgrep -c -x sleep -P $(pgrep -f 'all ten' | head -n 1)").trim(), "9", "round {round}");
+        type_in(&daemon, &format!("echo $((x+{round}))\n"));
+        let expected = format!("{}\r\n", 41 + round);
+        eventually_within(PATIENCE, "the shell answers", || written(&daemon, id, &shell).contains(&expected));
+    }
+    let list: Vec<Execution> = daemon.sandbox(id).executions_all().map(Result::unwrap).collect();
+    for execution in all {
+        let found: Vec<_> = list.iter().filter(|one| one.id == *execution).collect();
+        assert_eq!(found.len(), 1, "the list equals what is (X5): {list:?}");
+    }
+    // They are still ended for certain, tree and all (X3).
+    for execution in [&ten, &counter] {
+        let ended = daemon.sandbox(id).execution(execution.clone()).cancel().unwrap();
+        assert_eq!(ended.state, ExecutionState::Cancelled);
+    }
+    daemon.remove(id);
+    daemon.assert_nothing_left();
+}
+
+#[test]
+fn l14_services_go_on_as_they_were_and_are_nudged() {
+    let Some(criu) = criu() else { return };
+    let daemon = Daemon::start_with(&["--criu", criu.to_str().unwrap()]);
+    let serve = "echo started >> starts; trap 'echo nudged >> nudges' USR1; while true; do sleep 0.05; done";
+    let service = json!({
+        "name": "web", "argv": ["sh", "-c", serve], "ready": {"runs_ms": 200},
+        "nudge": {"signal": 10, "within_ms": 60_000, "reports": {"command": ["test", "-s", "nudges"]}},
+    });
+    let made = daemon.create_from(&request("box", &json!({"services": [service]})));
+    let id = &made.id;
+    let before = made.services[0].execution.clone();
+    let saved = daemon.sandbox(id).hibernate(&RestSandbox::default()).unwrap().into_sandbox();
+    assert_eq!((saved.status, memory(&saved).0), (Status::Hibernated, MemoryState::Kept));
+    let back = ensure(&daemon, id);
+    assert_eq!(back.services[0].execution, before, "it is the same execution");
+    assert_eq!(run(&daemon.sandbox(id), "cat starts; sort -u nudges").0, "started\nnudged\n");
+    // Frozen first, to disk later: it goes with its memory too.
+    daemon.sandbox(id).freeze(&RestSandbox::default()).unwrap();
+    let saved = daemon.sandbox(id).hibernate(&RestSandbox::default()).unwrap().into_sandbox();
+    assert_eq!((saved.status, memory(&saved).0), (Status::Hibernated, MemoryState::Kept));
+    let back = ensure(&daemon, id);
+    assert_eq!((memory(&back).0, back.services[0].execution.clone()), (MemoryState::Restored, before));
+    daemon.remove(id);
+    daemon.assert_nothing_left();
+}
+
+/// A daemon whose CRIU first does what the file `hook` beside it says, when there is one.
+struct Staged {
+    daemon: Daemon,
+    folder: tempfile::TempDir,
+}
+
+impl Staged {
+    fn new(criu: &Path) -> Self {
+        Self::on(criu, Daemon::prepare(&[]))
+    }
+
+    fn on(criu: &Path, mut daemon: Daemon) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let hook = folder.path().join("hook");
+        let path = criu::instead(folder.path(), criu, &format!("[ -e {0} ] && . {0}", hook.display()));
+        daemon.configure(&format!("[sandboxes]\ncriu = {:?}\nsave_memory = \"on\"\n", path.display().to_string()));
+        daemon.restart();
+        Self { daemon, folder }
+    }
+
+    /// What CRIU does first, when it is called with this verb.
+    fn when(&self, verb: &str, script: &str) {
+        let text = format!("case \"$1\" in {verb}) {script} ;; esac\n");
+        fs::write(self.folder.path().join("hook"), text).unwrap();
+    }
+
+    fn no_more(&self) {
+        fs::remove_file(self.folder.path().join("hook")).unwrap();
+    }
+
+    /// Has it wait in this verb until it is told to go on.
+    fn hold(&self, verb: &str) {
+        let (begun, go) = (self.folder.path().join("begun"), self.folder.path().join("go"));
+        let wait = format!("touch {}; while [ ! -e {} ]; do sleep 0.05; done", begun.display(), go.display());
+        self.when(verb, &wait);
+    }
+
+    fn until_held(&self) {
+        let begun = self.folder.path().join("begun");
+        eventually_within(PATIENCE, "CRIU is at work", || begun.exists());
+    }
+
+    fn let_go(&self) {
+        fs::write(self.folder.path().join("go"), "").unwrap();
+    }
+
+    /// A sandbox with a file, a service and a command that runs.
+    fn busy(&self) -> (Sandbox, ExecutionId) {
+        let service = json!({"name": "tick", "argv": ["sh", "-c", "exec sleep 100000"], "ready": {"runs_ms": 50}});
+        let made = self.daemon.create_from(&request("box", &json!({"services": [service]})));
+        run(&self.daemon.sandbox(&made.id), "echo kept > /workspace/file; sync");
+        let execution = start(&self.daemon, &made.id, &["sh", "-c", "exec sleep 99999"]).id;
+        (made, execution)
+    }
+
+    fn begin_stop(&self, id: &SandboxId) {
+        let request = StopSandbox { wait_ms: Some(WaitMs::new(0).unwrap()), ..StopSandbox::default() };
+        self.daemon.sandbox(id).stop(&request).unwrap();
+    }
+
+    fn begin_ensure(&self, id: &SandboxId) {
+        let request = EnsureSandbox { wait_ms: Some(WaitMs::new(0).unwrap()) };
+        self.daemon.sandbox(id).ensure(&request).unwrap();
+    }
+
+    /// It was saved with its files alone, says why everywhere, and comes back with them.
+    fn assert_not_saved(&self, made: &Sandbox, execution: &ExecutionId, why: &str) {
+        let (daemon, id) = (&self.daemon, &made.id);
+        let saved = daemon.wait_for(id, "it is saved", |now| now.status == Status::Hibernated);
+        let (state_of, said) = memory(&saved);
+        assert!(state_of == MemoryState::NotSaved && said.contains(why), "{saved:#?}");
+        assert!(saved.cause.unwrap().message.contains(why));
+        let lines = told(daemon, id, "sandbox.memory_not_saved");
+        assert!(lines.len() == 1 && lines[0].message.contains(why), "{lines:#?}");
+        let lost = state(daemon, id, execution);
+        assert_eq!(lost, (ExecutionState::Lost, Some("hibernated".to_owned())), "X5");
+        let back = ensure(daemon, id);
+        assert_eq!(back.generation, Generation(2));
+        self.assert_files_only(&back, made);
+    }
+
+    /// It runs again with its files alone, in another generation than the attempt, and says why everywhere.
+    fn assert_not_restored(&self, made: &Sandbox, execution: &ExecutionId, why: &str) {
+        let (daemon, id) = (&self.daemon, &made.id);
+        let back = daemon.wait_for(id, "it is ready", |now| now.status == Status::Ready);
+        let (state_of, said) = memory(&back);
+        assert!(state_of == MemoryState::NotRestored && said.contains(why), "{back:#?}");
+        assert_eq!(back.generation, Generation(3), "the attempt had the second");
+        let lines = told(daemon, id, "sandbox.memory_not_restored");
+        assert!(lines.iter().any(|line| line.message.contains(why)), "{lines:#?}");
+        let lost = state(daemon, id, execution);
+        assert_eq!(lost, (ExecutionState::Lost, Some("memory_not_restored".to_owned())), "X5");
+        self.assert_files_only(&back, made);
+    }
+
+    fn assert_files_only(&self, back: &Sandbox, made: &Sandbox) {
+        let (daemon, id) = (&self.daemon, &made.id);
+        assert_eq!(run(&daemon.sandbox(id), "cat /workspace/file; pgrep -f '[9]9999'").0, "kept\n");
+        let (old, new) = (&made.services[0], &back.services[0]);
+        assert_ne!(old.execution, new.execution);
+        assert_eq!(new.after, old.execution, "services are started again, linked to the old");
+        daemon.remove(id);
+        daemon.assert_nothing_left();
+    }
+}
+
+#[test]
+fn l13_a_dump_that_fails_is_followed_by_the_files() {
+    let Some(criu) = criu() else { return };
+    for (script, why) in [("exit 1", "CRIU"), ("kill -9 $$", "CRIU")] {
+        let staged = Staged::new(&criu);
+        let (made, execution) = staged.busy();
+        staged.when("dump", script);
+        staged.begin_stop(&made.id);
+        staged.assert_not_saved(&made, &execution, why);
+    }
+}
+
+#[test]
+fn l13_what_criu_cannot_keep_is_followed_by_the_files() {
+    let Some(criu) = criu() else { return };
+    let staged = Staged::new(&criu);
+    let (made, execution) = staged.busy();
+    // A terminal that is open by a name that CRIU cannot keep.
+    let mut holder =
+        StartExecution::of(["/bin/sh", "-c", "exec 5<>/dev/tty; echo it is open; exec sleep 1000"]).unwrap();
+    holder.tty = Some(serde_json::from_value::<Terminal>(json!({"rows": 24, "cols": 80})).unwrap());
+    let holder = staged.daemon.sandbox(&made.id).start(&holder, None).unwrap().id;
+    until_more(&staged.daemon, &made.id, &holder, 0);
+    staged.begin_stop(&made.id);
+    staged.assert_not_saved(&made, &execution, "/dev/tty");
+}
+
+#[test]
+fn l13_a_shim_killed_in_a_dump_leaves_the_files() {
+    let Some(criu) = criu() else { return };
+    let staged = Staged::new(&criu);
+    let (made, execution) = staged.busy();
+    staged.hold("dump");
+    staged.begin_stop(&made.id);
+    staged.until_held();
+    assert_eq!(state(&staged.daemon, &made.id, &execution).0, ExecutionState::Suspended);
+    kill(shim_pid(&staged.daemon, &made.id), Signal::KILL);
+    staged.assert_not_saved(&made, &execution, "");
+}
+
+#[test]
+fn j4_a_daemon_killed_in_a_dump_and_in_a_restore_loses_nothing() {
+    let Some(criu) = criu() else { return };
+    let mut staged = Staged::new(&criu);
+    let (made, execution) = staged.busy();
+    staged.hold("dump");
+    staged.begin_stop(&made.id);
+    staged.until_held();
+    staged.daemon.kill();
+    staged.daemon.restart();
+    staged.let_go();
+    let saved = staged.daemon.wait_for(&made.id, "it is saved", |now| now.status == Status::Hibernated);
+    assert_eq!(memory(&saved).0, MemoryState::Kept, "{saved:#?}");
+    for file in ["begun", "go"] {
+        fs::remove_file(staged.folder.path().join(file)).unwrap();
+    }
+    staged.hold("restore");
+    staged.begin_ensure(&made.id);
+    staged.until_held();
+    staged.daemon.kill();
+    staged.daemon.restart();
+    staged.let_go();
+    let back = staged.daemon.wait_for(&made.id, "it is ready", |now| now.status == Status::Ready);
+    assert_eq!((memory(&back).0, back.generation), (MemoryState::Restored, Generation(2)), "{back:#?}");
+    assert_eq!(state(&staged.daemon, &made.id, &execution).0, ExecutionState::Running);
+    assert_eq!(back.services[0].execution, made.services[0].execution);
+    staged.daemon.remove(&made.id);
+    staged.daemon.assert_nothing_left();
+}
+
+#[test]
+fn l13_a_restore_that_fails_is_followed_by_the_files() {
+    let Some(criu) = criu() else { return };
+    for script in ["exit 1", "kill -9 $$"] {
+        let staged = Staged::new(&criu);
+        let (made, execution) = staged.busy();
+        let saved = stop(&staged.daemon, &made.id);
+        staged.when("restore", script);
+        staged.begin_ensure(&made.id);
+        let dump = dump_of(&staged.daemon, &saved);
+        staged.daemon.wait_for(&made.id, "it is ready", |now| now.status == Status::Ready);
+        assert!(dump.join("kept/images").is_dir(), "it is kept for a look");
+        assert!(fs::read_to_string(dump.join("not-restored")).unwrap().contains("memory"));
+        staged.assert_not_restored(&made, &execution, "cannot be restored");
+    }
+}
+
+#[test]
+fn l13_a_damaged_image_is_followed_by_the_files() {
+    let Some(criu) = criu() else { return };
+    let staged = Staged::new(&criu);
+    let (made, execution) = staged.busy();
+    let saved = stop(&staged.daemon, &made.id);
+    let pages = dump_of(&staged.daemon, &saved).join("kept/images/pages-1.img");
+    let mut content = fs::read(&pages).unwrap();
+    content[100] ^= 1;
+    fs::write(&pages, &content).unwrap();
+    staged.begin_ensure(&made.id);
+    staged.assert_not_restored(&made, &execution, "damaged");
+}
+
+#[test]
+fn l13_ids_that_are_taken_are_followed_by_the_files() {
+    let Some(criu) = criu() else { return };
+    let staged = Staged::new(&criu);
+    let (made, execution) = staged.busy();
+    let ids = staged.daemon.provider_folder().join("ids");
+    let taken: Vec<_> = fs::read_dir(&ids).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    stop(&staged.daemon, &made.id);
+    // Somebody else has the range of ids that its processes know.
+    let other = staged.daemon.create();
+    let theirs = fs::read_dir(&ids).unwrap().map(|entry| entry.unwrap().path()).next().unwrap();
+    let owner = fs::read_link(&theirs).unwrap();
+    assert_eq!(owner.to_str(), Some(other.id.as_str()));
+    std::os::unix::fs::symlink(&owner, ids.join(&taken[0])).unwrap();
+    staged.begin_ensure(&made.id);
+    staged.daemon.wait_for(&made.id, "it is ready", |now| now.status == Status::Ready);
+    fs::remove_file(ids.join(&taken[0])).unwrap();
+    staged.daemon.remove(&other.id);
+    staged.assert_not_restored(&made, &execution, "ids");
+}
+
+#[test]
+fn l13_a_shim_killed_in_a_restore_leaves_the_files() {
+    let Some(criu) = criu() else { return };
+    let staged = Staged::new(&criu);
+    let (made, execution) = staged.busy();
+    stop(&staged.daemon, &made.id);
+    staged.hold("restore");
+    staged.begin_ensure(&made.id);
+    staged.until_held();
+    kill(shim_pid(&staged.daemon, &made.id), Signal::KILL);
+    staged.assert_not_restored(&made, &execution, "");
+}
+
+#[test]
+fn t4_what_was_restored_and_does_not_work_is_followed_by_the_files() {
+    let Some(criu) = criu() else { return };
+    let staged = Staged::new(&criu);
+    let (made, execution) = staged.busy();
+    stop(&staged.daemon, &made.id);
+    // It comes back, and dies a moment later: the agent is killed as soon as it runs.
+    let criu_path = criu.display();
+    let script = format!(
+        "{criu_path} \"$@\" || exit 1; for word in \"$@\"; do case $before in --pidfile) file=$word ;; esac; before=$word; done; \
+         (sleep 0.2; kill -9 $(cat $file)) & exit 0"
+    );
+    staged.when("restore", &script);
+    staged.begin_ensure(&made.id);
+    staged.assert_not_restored(&made, &execution, "");
+}
+
+#[test]
+fn l13_a_full_disk_is_followed_by_the_files() {
+    let Some(criu) = criu() else { return };
+    let disk = match Disk::make(&["mkfs.ext4", "-q", "-F"], "", 96) {
+        Ok(disk) => disk,
+        Err(why) => return eprintln!("passed over: {why}"),
+    };
+    let staged = Staged::on(&criu, Daemon::in_house(House::on_disk(&disk)));
+    let (made, execution) = staged.busy();
+    let hold = "import time\nheld = bytearray(b'x' * (160 << 20))\nprint('it holds much')\ntime.sleep(100000)";
+    let holder = start(&staged.daemon, &made.id, &["python3", "-u", "-c", hold]).id;
+    until_more(&staged.daemon, &made.id, &holder, 0);
+    staged.begin_stop(&made.id);
+    staged.assert_not_saved(&made, &execution, "");
+}
+
+#[test]
+fn l13_without_any_criu_everything_works_and_says_so() {
+    for arguments in [["--criu", "/no/such/criu"], ["--save-memory", "off"]] {
+        let folder = tempfile::tempdir().unwrap();
+        let staged = Staged { daemon: Daemon::start_with(&arguments), folder };
+        let (made, execution) = staged.busy();
+        assert_eq!(made.policy.hibernate, Hibernate::Memory, "what is asked for is kept");
+        let why = if arguments[0] == "--criu" { "there is no program /no/such/criu" } else { "switched off" };
+        staged.begin_stop(&made.id);
+        let saved = staged.daemon.wait_for(&made.id, "it is saved", |now| now.status == Status::Hibernated);
+        assert!(memory(&saved).1.contains(why), "{saved:#?}");
+        assert_eq!(state(&staged.daemon, &made.id, &execution).1.as_deref(), Some("hibernated"));
+        let back = ensure(&staged.daemon, &made.id);
+        staged.assert_files_only(&back, &made);
+    }
+    // Who cannot do without is told at once.
+    let house = House::with_arguments(&["--criu", "/no/such/criu", "--save-memory", "on"]);
+    let mut refused = house.spawn(&[], &[]);
+    assert!(!refused.wait().success());
+    assert!(refused.said().contains("there is no program /no/such/criu"), "{}", refused.said());
+}
