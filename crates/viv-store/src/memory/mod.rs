@@ -6,6 +6,7 @@
 //!
 //! Architecture invariant: every write checks everything before it changes anything, so there is nothing to roll back.
 
+mod executions;
 mod read;
 mod schedules;
 mod snapshots;
@@ -17,13 +18,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use tokio::sync::watch;
+use viv_core::execution::Execution;
 use viv_core::lifecycle::Sandbox;
 use viv_core::schedule::Schedule;
 use viv_core::snapshot::Snapshot;
 use viv_core::spec::{Name, Project};
-use viv_core::{FencingToken, SandboxId, ScheduleId, SnapshotId};
+use viv_core::{ExecutionId, FencingToken, SandboxId, ScheduleId, SnapshotId};
 
 use crate::error::StoreError;
+use crate::execution::{ExecutionListing, ExecutionQuery, KeptBytes};
 use crate::journal::{Cursor, JournalFilter, JournalLine, NewLine};
 use crate::record::{
     ApiKey, Change, Idempotency, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Remembered, ScheduleListing,
@@ -78,6 +81,8 @@ struct State {
     keys: BTreeMap<String, ApiKey>,
     meta: BTreeMap<String, String>,
     schedules: BTreeMap<ScheduleId, Schedule>,
+    executions: BTreeMap<(SandboxId, ExecutionId), Execution>,
+    outputs: BTreeMap<(SandboxId, ExecutionId), KeptBytes>,
 }
 
 /// A lease, and under which ownership it was taken.
@@ -355,6 +360,44 @@ impl Store for MemoryStore {
 
     async fn remove_schedule(&self, epoch: Epoch, id: &ScheduleId, line: NewLine) -> Result<bool> {
         self.write("remove_schedule", epoch, |state| Ok(state.remove_schedule(id, line)))
+    }
+
+    async fn note_executions(&self, epoch: Epoch, rows: Vec<Execution>) -> Result<()> {
+        self.write("note_executions", epoch, |state| {
+            state.note_executions(rows);
+            Ok(())
+        })
+    }
+
+    async fn put_execution(&self, epoch: Epoch, row: Execution, queued_max: u64) -> Result<()> {
+        self.write("put_execution", epoch, |state| state.put_execution(row, queued_max))
+    }
+
+    async fn execution(&self, sandbox: &SandboxId, execution: &ExecutionId) -> Result<Option<Execution>> {
+        let place = (sandbox.clone(), execution.clone());
+        self.call("execution", |state| Ok(state.executions.get(&place).cloned()))
+    }
+
+    async fn executions(&self, query: &ExecutionQuery) -> Result<ExecutionListing> {
+        self.call("executions", |state| state.executions_like(query))
+    }
+
+    async fn put_outputs(
+        &self,
+        epoch: Epoch,
+        sandbox: &SandboxId,
+        outputs: Vec<KeptBytes>,
+        bytes_max: u64,
+    ) -> Result<()> {
+        self.write("put_outputs", epoch, |state| {
+            state.put_outputs(sandbox, outputs, bytes_max);
+            Ok(())
+        })
+    }
+
+    async fn output(&self, sandbox: &SandboxId, execution: &ExecutionId) -> Result<Option<Vec<u8>>> {
+        let place = (sandbox.clone(), execution.clone());
+        self.call("output", |state| Ok(state.outputs.get(&place).map(|kept| kept.bytes.clone())))
     }
 
     async fn retain(&self, epoch: Epoch, before_ms: u64, limit: usize) -> Result<u64> {
