@@ -14,12 +14,13 @@ pub use map::{Argv, CommandEnv, Env, LabelFilter, Labels, Ports, Services, Words
 pub use number::{
     BackoffMs, CpuBurstUs, CpuMillis, CpuWeight, DiskBytes, ExecutionMs, ForkCount, GenerationNumber, HookMs, IdleMs,
     IoBps, KeyLifetimeMs, LifetimeMs, ListDepth, LogBytes, MemoryBytes, Offset, OpenFiles, OutputBytes, PageLimit,
-    Port, Processes, ReadyMs, Restarts, Sequence, Signal, SnapshotsAgeMs, SnapshotsMax, TerminalSide, TtlMs, WaitMs,
+    Port, Processes, QueueMs, ReadyMs, Restarts, RunningMax, Sequence, Signal, SnapshotsAgeMs, SnapshotsMax, TailLines,
+    TerminalSide, TtlMs, WaitMs,
 };
 pub use text::{
     Argument, CommandEnvValue, ComponentName, CronText, Cursor, EnvName, EnvValue, FileMode, HookSecret,
     IdempotencyKey, ImageName, KeyId, KeyName, LabelKey, LabelValue, LeaseName, Named, Note, Path, ProjectName,
-    SandboxName, SandboxRef, ScheduleRef, ServiceName, SnapshotRef, UserName, WebhookUrl, Word, ZoneName,
+    SandboxName, SandboxRef, ScheduleRef, SearchText, ServiceName, SnapshotRef, UserName, WebhookUrl, Word, ZoneName,
 };
 
 /// The largest whole number that every reader of JSON takes exactly (2^53 - 1).

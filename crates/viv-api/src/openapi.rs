@@ -144,8 +144,8 @@ macro_rules! all {
 pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
     use bound::{
         ComponentName, Cursor, FileMode, GenerationNumber, IdempotencyKey, KeyId, LabelFilter, LeaseName, ListDepth,
-        LogBytes, Offset, PageLimit, Path, SandboxName, SandboxRef, ScheduleRef, Sequence, SnapshotRef, UserName,
-        WaitMs,
+        LogBytes, Offset, PageLimit, Path, SandboxName, SandboxRef, ScheduleRef, SearchText, Sequence, SnapshotRef,
+        TailLines, UserName, WaitMs,
     };
     all![
         ComponentName,
@@ -164,8 +164,10 @@ pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
         SandboxName,
         SandboxRef,
         ScheduleRef,
+        SearchText,
         Sequence,
         SnapshotRef,
+        TailLines,
         UserName,
         WaitMs,
         daemon::Doctor,
@@ -180,6 +182,7 @@ pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
         event::Event,
         event::EventPage,
         execution::Execution,
+        execution::ExecutionState,
         execution::InputTaken,
         execution::OutputLine,
         execution::SendSignal,

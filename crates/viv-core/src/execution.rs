@@ -87,18 +87,37 @@ pub struct Queued {
     pub starting_in: Option<Generation>,
 }
 
+/// One instance of a sandbox of a project.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// Whose it is.
+    pub project: Project,
+    /// Which sandbox.
+    pub sandbox: SandboxId,
+    /// Which of its instances.
+    pub generation: Generation,
+}
+
+impl From<&Sandbox> for Place {
+    /// Its current instance.
+    fn from(sandbox: &Sandbox) -> Self {
+        Self { project: sandbox.project.clone(), sandbox: sandbox.id.clone(), generation: sandbox.generation }
+    }
+}
+
 /// Why what was queued is lost that was being started when its instance went: nobody can tell whether it ran.
 pub const START_UNKNOWN: &str = "start_unknown";
 
 impl Execution {
     /// One that is asked for now.
-    pub fn asked(id: ExecutionId, sandbox: &Sandbox, spec: &ExecSpec, by: Actor, now_ms: u64, stage: Stage) -> Self {
+    pub fn asked(id: ExecutionId, place: Place, spec: &ExecSpec, by: Actor, now_ms: u64, stage: Stage) -> Self {
+        let Place { project, sandbox, generation } = place;
         Self {
             id,
-            project: sandbox.project.clone(),
-            sandbox: sandbox.id.clone(),
+            project,
+            sandbox,
             version: 1,
-            generation: sandbox.generation,
+            generation,
             argv: spec.told_argv(),
             cwd: spec.cwd.clone(),
             user: spec.user.clone(),
@@ -113,11 +132,12 @@ impl Execution {
     }
 
     /// One that is known only from who runs it.
-    pub fn found(sandbox: &Sandbox, generation: Generation, status: ExecStatus, now_ms: u64) -> Self {
+    pub fn found(place: Place, status: ExecStatus, now_ms: u64) -> Self {
+        let Place { project, sandbox, generation } = place;
         Self {
             id: status.id.clone(),
-            project: sandbox.project.clone(),
-            sandbox: sandbox.id.clone(),
+            project,
+            sandbox,
             version: 1,
             generation,
             argv: status.argv.clone(),
@@ -149,6 +169,11 @@ impl Execution {
         }
     }
 
+    /// Whether it may run in an instance: it was started, or is being.
+    pub fn may_run(&self) -> bool {
+        self.queued().is_none_or(|queued| queued.starting_in.is_some())
+    }
+
     /// Whether something will still become of it.
     pub fn is_open(&self) -> bool {
         self.status().is_none_or(|status| !status.state.is_final())
@@ -172,8 +197,8 @@ impl Execution {
                 match (status.state.is_final(), told.state.is_final()) {
                     (false, _) => news.generation >= self.generation,
                     (true, true) => *concluded && !guessed,
-                    // It is there again, in another instance, with its memory.
-                    (true, false) => *concluded && news.generation > self.generation,
+                    // It is there again, in another instance, with its memory; or it started after all.
+                    (true, false) => *concluded && (news.generation > self.generation || is_start(&status.state)),
                 }
             }
         };
@@ -259,6 +284,15 @@ impl Execution {
         };
         self.end(ExecState::Lost { cause: cause.to_owned() }, sandbox.phase_since_ms, true);
         true
+    }
+}
+
+/// Whether a start did not succeed, as far as anybody could tell.
+fn is_start(state: &ExecState) -> bool {
+    match state {
+        ExecState::Failed { .. } => true,
+        ExecState::Lost { cause } => cause == START_UNKNOWN,
+        _ => false,
     }
 }
 
@@ -454,7 +488,7 @@ mod tests {
     fn row(sandbox: &Sandbox, state: ExecState) -> Execution {
         let stage = Stage::Started { status: status(state), concluded: false };
         let spec = ExecSpec { argv: vec!["x".to_owned()], ..ExecSpec::default() };
-        Execution::asked("exe_1".parse().unwrap(), sandbox, &spec, Actor::part("me"), 5, stage)
+        Execution::asked("exe_1".parse().unwrap(), sandbox.into(), &spec, Actor::part("me"), 5, stage)
     }
 
     fn hibernated() -> Phase {
@@ -499,7 +533,7 @@ mod tests {
         let ready = sandbox();
         let mut known = row(&ready, ExecState::Running);
         known.cwd = Some("/there".to_owned());
-        let found = Execution::found(&ready, ready.generation, status(ExecState::OomKilled), 9);
+        let found = Execution::found((&ready).into(), status(ExecState::OomKilled), 9);
         let learnt = known.learn(&found).unwrap();
         assert_eq!((learnt.by, learnt.cwd.as_deref()), (Actor::part("me"), Some("/there")));
     }
@@ -510,7 +544,14 @@ mod tests {
         let spec = ExecSpec { argv: vec!["x".to_owned()], ..ExecSpec::default() };
         let queued = |starting_in| {
             let queued = Queued { spec: Box::new(spec.clone()), until_ms: 9, running_max: None, starting_in };
-            Execution::asked("exe_1".parse().unwrap(), &ready, &spec, Actor::part("me"), 5, Stage::Queued(queued))
+            Execution::asked(
+                "exe_1".parse().unwrap(),
+                (&ready).into(),
+                &spec,
+                Actor::part("me"),
+                5,
+                Stage::Queued(queued),
+            )
         };
         let replaced = Sandbox { generation: ready.generation.next(), ..ready.clone() };
         assert!(!queued(None).settle(&replaced), "it waits for whichever comes");

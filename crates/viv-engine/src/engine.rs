@@ -16,6 +16,7 @@ use crate::clock::Clock;
 use crate::config::EngineConfig;
 use crate::driver::Drivers;
 use crate::error::{EngineError, denied};
+use crate::execution::Executions;
 use crate::gate::Gate;
 use crate::inside::Ears;
 use crate::journal;
@@ -78,6 +79,7 @@ pub(crate) struct Inner {
     /// Whether the provider can freeze; else the ladder of idling has one rung less.
     pub(crate) freezes: bool,
     pub(crate) schedules: Schedules,
+    pub(crate) executions: Executions,
     /// Whether no new work is taken; the store has it too.
     pub(crate) draining: std::sync::atomic::AtomicBool,
     /// Held while that changes, so that the two are the same.
@@ -159,6 +161,7 @@ impl Engine {
                 attending: Mutex::default(),
                 freezes,
                 schedules: Schedules::default(),
+                executions: Executions::default(),
                 draining: std::sync::atomic::AtomicBool::default(),
                 draining_changes: tokio::sync::Mutex::default(),
                 entering: std::sync::atomic::AtomicUsize::default(),
@@ -172,6 +175,7 @@ impl Engine {
         engine.inner.spawn_timer();
         crate::reconcile::spawn(&engine.inner);
         crate::schedule::spawn(&engine).await?;
+        crate::execution::spawn(&engine).await?;
         Ok(engine)
     }
 
@@ -183,6 +187,7 @@ impl Engine {
         self.inner.ears.end();
         self.inner.drivers.end();
         self.inner.schedules.end();
+        self.inner.executions.end();
         self.inner.savers.end();
     }
 
@@ -399,6 +404,7 @@ impl Inner {
             bell.notify_waiters();
         }
         drop(waiting);
+        self.learn_of_lost(sandbox);
         if outstanding(sandbox).is_some() || sandbox.due_at_ms().is_some() {
             self.wake(&sandbox.id);
         }

@@ -64,6 +64,11 @@ pub(crate) fn learnt(known: Option<&Execution>, news: &Execution, sandbox: Optio
     (known != Some(&row)).then_some(row)
 }
 
+/// Whether the record lets it be written so: what would be settled at once is late.
+pub(crate) fn fits(row: &Execution, sandbox: Option<&Sandbox>) -> bool {
+    sandbox.is_some_and(|sandbox| crate::rules::is_living(sandbox) && !row.clone().settle(sandbox))
+}
+
 /// What the stored version has to be for this row to be written.
 pub(crate) fn expected_version(row: &Execution) -> Result<u64, StoreError> {
     row.version.checked_sub(1).ok_or_else(|| StoreError::Corrupt {

@@ -182,7 +182,8 @@ pub trait Store: Send + Sync {
     async fn note_executions(&self, epoch: Epoch, rows: Vec<Execution>) -> Result<()>;
 
     /// Writes the row of an execution by compare-and-set on its version: 1 is a new one. `Conflict` when the stored version
-    /// is not one less, and when its sandbox is not there or is over. `Quota` when a new one that waits would be more than
+    /// is not one less, when its sandbox is not there or is over, and when it cannot run there any more by that record.
+    /// `Quota` when a new one that waits would be more than
     /// this many of its sandbox.
     async fn put_execution(&self, epoch: Epoch, row: Execution, queued_max: u64) -> Result<()>;
 

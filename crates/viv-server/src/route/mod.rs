@@ -12,6 +12,7 @@ mod output;
 mod rest;
 mod sandboxes;
 pub(crate) mod schedules;
+mod select;
 mod snapshots;
 
 use crate::api::{Api, Table};

@@ -29,14 +29,21 @@ pub(super) fn started(sandbox: &Sandbox, at: u64, state: ExecState) -> Execution
         argv: spec.argv.clone(),
         detached: false,
     };
-    Execution::asked(id(at), sandbox, &spec, Actor::part("suite"), at, Stage::Started { status, concluded: false })
+    Execution::asked(
+        id(at),
+        sandbox.into(),
+        &spec,
+        Actor::part("suite"),
+        at,
+        Stage::Started { status, concluded: false },
+    )
 }
 
 fn waiting(sandbox: &Sandbox, at: u64) -> Execution {
     let env = [("SECRET".to_owned(), "x".to_owned())].into();
     let spec = ExecSpec { argv: vec!["true".to_owned()], env, ..ExecSpec::default() };
     let queued = Queued { spec: Box::new(spec.clone()), until_ms: at + 99, running_max: None, starting_in: None };
-    Execution::asked(id(at), sandbox, &spec, Actor::part("suite"), at, Stage::Queued(queued))
+    Execution::asked(id(at), sandbox.into(), &spec, Actor::part("suite"), at, Stage::Queued(queued))
 }
 
 async fn ready(lab: &Lab) -> Sandbox {

@@ -23,8 +23,8 @@ impl State {
     pub(super) fn put_execution(&mut self, row: Execution, queued_max: u64) -> Result<()> {
         let expected = execution::expected_version(&row)?;
         let found = self.executions.get(&(row.sandbox.clone(), row.id.clone())).map_or(0, |found| found.version);
-        let living = self.sandboxes.get(&row.sandbox).is_some_and(is_living);
-        if found != expected || !living {
+        let fits = execution::fits(&row, self.sandboxes.get(&row.sandbox));
+        if found != expected || !fits {
             return Err(StoreError::Conflict { sandbox: row.sandbox, expected, found });
         }
         if found == 0 && row.queued().is_some() {

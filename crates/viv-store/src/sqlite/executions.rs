@@ -32,8 +32,8 @@ pub(super) fn note(db: &Connection, rows: &[Execution]) -> Result<()> {
 pub(super) fn put(db: &Connection, row: &Execution, queued_max: u64) -> Result<()> {
     let expected = execution::expected_version(row)?;
     let found = get(db, &row.sandbox, &row.id)?.map_or(0, |found| found.version);
-    let living = read::get(db, &row.sandbox)?.is_some_and(|sandbox| is_living(&sandbox));
-    if found != expected || !living {
+    let fits = execution::fits(row, read::get(db, &row.sandbox)?.as_ref());
+    if found != expected || !fits {
         return Err(StoreError::Conflict { sandbox: row.sandbox.clone(), expected, found });
     }
     if found == 0 && row.queued().is_some() {
