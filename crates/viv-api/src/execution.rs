@@ -7,8 +7,8 @@ use viv_core::exec::{ExecSpec, OutputEvent, Stream, TtySize};
 use viv_core::{ExecutionId, Generation, SandboxId};
 
 use crate::bound::{
-    Argument, Argv, BoundError, CommandEnv, ExecutionMs, OutputBytes, Path, Signal, TerminalSide, UserName,
-    number_or_word,
+    Argument, Argv, BoundError, CommandEnv, ExecutionMs, OutputBytes, Path, QueueMs, RunningMax, Signal, TerminalSide,
+    UserName, number_or_word,
 };
 
 /// A command to run. Answered with 201 as soon as it started, or could not: that is a state, not an error.
@@ -45,6 +45,13 @@ pub struct StartExecution {
     /// Resume the sandbox if it is frozen or hibernated, instead of `not_running` (L4).
     #[serde(default)]
     pub wake: bool,
+    /// Wait up to this long for the sandbox to be ready and for a place in it, instead of `not_running` while it is on
+    /// its way there: the answer is `queued`, and durable. What is not started by then is `failed` (X1).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue_ms: Option<QueueMs>,
+    /// Start it only when fewer than this many run in the foreground; without `queue_ms` this is not looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub running_max: Option<RunningMax>,
     /// Keep at most this much of its output: the beginning and the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_bytes_max: Option<OutputBytes>,
@@ -63,6 +70,8 @@ impl StartExecution {
             limit_ms: None,
             detach: false,
             wake: false,
+            queue_ms: None,
+            running_max: None,
             output_bytes_max: None,
         }
     }
@@ -192,6 +201,10 @@ pub struct Execution {
     pub signal: Option<i32>,
     /// Why it failed or was lost, for people.
     pub message: Option<String>,
+    /// What ended it, as a word (X6): `exit`, `signal`, `oom_kill`, `not_started`, `cancelled`, `time_limit`; for one that
+    /// was lost, why its instance ended (`agent_killed`, `hibernated`, `expired`, …).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<String>,
     /// Program and arguments.
     pub argv: Vec<String>,
     /// Where it started, if that was said.
@@ -204,6 +217,18 @@ pub struct Execution {
     pub detach: bool,
     /// Its time limit, if it has one.
     pub limit_ms: Option<u64>,
+    /// Who asked for it; nothing when that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
+    /// When it was asked for, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked_at_ms: Option<u64>,
+    /// While it is queued: when it ends unless it was started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queued_until_ms: Option<u64>,
+    /// When this was learnt from who runs it. What is read from a living instance was learnt now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub learnt_at_ms: Option<u64>,
     /// When it started.
     pub started_at_ms: Option<u64>,
     /// When it ended.

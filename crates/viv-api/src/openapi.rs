@@ -144,8 +144,8 @@ macro_rules! all {
 pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
     use bound::{
         ComponentName, Cursor, FileMode, GenerationNumber, IdempotencyKey, KeyId, LabelFilter, LeaseName, ListDepth,
-        LogBytes, Offset, PageLimit, Path, SandboxName, SandboxRef, ScheduleRef, Sequence, SnapshotRef, StepNumber,
-        TaskRef, UserName, WaitMs,
+        LogBytes, Offset, PageLimit, Path, SandboxName, SandboxRef, ScheduleRef, SearchText, Sequence, SnapshotRef,
+        StepNumber, TailLines, TaskRef, UserName, WaitMs,
     };
     all![
         ComponentName,
@@ -164,9 +164,11 @@ pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
         SandboxName,
         SandboxRef,
         ScheduleRef,
+        SearchText,
         Sequence,
         SnapshotRef,
         StepNumber,
+        TailLines,
         TaskRef,
         UserName,
         WaitMs,
@@ -182,6 +184,7 @@ pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
         event::Event,
         event::EventPage,
         execution::Execution,
+        execution::ExecutionState,
         execution::InputTaken,
         execution::OutputLine,
         execution::SendSignal,

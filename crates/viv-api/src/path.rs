@@ -50,6 +50,8 @@ pub const LIMITS: &str = "/v1/sandboxes/{sandbox}/limits";
 
 /// Executions: start, list.
 pub const EXECUTIONS: &str = "/v1/sandboxes/{sandbox}/executions";
+/// Executions of all sandboxes.
+pub const ALL_EXECUTIONS: &str = "/v1/executions";
 /// One execution.
 pub const EXECUTION: &str = "/v1/sandboxes/{sandbox}/executions/{execution}";
 /// What it wrote.

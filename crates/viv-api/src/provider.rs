@@ -1,6 +1,7 @@
 //! From the provider's words to the API's and back, so that no other crate has to say how they correspond.
 
 use viv_core::exec::{ExecSpec, ExecState, ExecStatus};
+use viv_core::execution::{Execution as Row, Stage};
 use viv_core::{Generation, SandboxId};
 use viv_provider as provider;
 use viv_provider::{InstanceState, ProviderError};
@@ -114,12 +115,29 @@ pub struct ExecutionContext<'a> {
     pub detach: bool,
     /// Whether its sandbox is frozen.
     pub frozen: bool,
+    /// What is recorded of it.
+    pub row: Option<&'a Row>,
+}
+
+/// What ended it, as a word.
+fn cause(state: &ExecState) -> Option<String> {
+    let word = match state {
+        ExecState::Running => return None,
+        ExecState::Exited { .. } => "exit",
+        ExecState::Signalled { .. } => "signal",
+        ExecState::OomKilled => "oom_kill",
+        ExecState::Failed { .. } => "not_started",
+        ExecState::Cancelled => "cancelled",
+        ExecState::TimedOut => "time_limit",
+        ExecState::Lost { cause } => cause,
+    };
+    Some(word.to_owned())
 }
 
 impl Execution {
     /// An execution as it stands.
     pub fn shown(status: &ExecStatus, context: ExecutionContext<'_>) -> Self {
-        let ExecutionContext { sandbox, generation, spec, detach, frozen } = context;
+        let ExecutionContext { sandbox, generation, spec, detach, frozen, row } = context;
         let (state, exit_code, signal, message) = match &status.state {
             ExecState::Running if frozen => (ExecutionState::Suspended, None, None, None),
             ExecState::Suspended => (ExecutionState::Suspended, None, None, None),
@@ -140,18 +158,67 @@ impl Execution {
             exit_code,
             signal,
             message,
+            cause: cause(&status.state),
             argv: spec.argv.clone(),
             cwd: spec.cwd.clone(),
             user: spec.user.clone(),
             tty: spec.tty.is_some(),
             detach: detach || status.detached,
             limit_ms: spec.limit_ms,
+            by: row.map(|row| row.by.who.clone()),
+            asked_at_ms: row.map(|row| row.asked_at_ms),
+            queued_until_ms: None,
+            learnt_at_ms: row.map(|row| row.learnt_at_ms),
             started_at_ms: Some(status.started_at_ms),
             ended_at_ms: status.ended_at_ms,
             output_bytes: status.output_bytes,
             stdin_bytes: status.stdin_bytes,
             pid: status.pid,
         }
+    }
+}
+
+impl Execution {
+    /// An execution as it is recorded, where nobody who runs it is asked.
+    pub fn recorded(row: &Row, frozen: bool) -> Self {
+        let spec = ExecSpec {
+            argv: row.argv.clone(),
+            cwd: row.cwd.clone(),
+            user: row.user.clone(),
+            limit_ms: row.limit_ms,
+            ..ExecSpec::default()
+        };
+        let context = ExecutionContext {
+            sandbox: &row.sandbox,
+            generation: row.generation,
+            spec: &spec,
+            detach: row.detached,
+            frozen,
+            row: Some(row),
+        };
+        let shown = match &row.stage {
+            Stage::Started { status, .. } => Self::shown(status, context),
+            Stage::Queued(queued) => {
+                let status = ExecStatus {
+                    id: row.id.clone(),
+                    state: ExecState::Running,
+                    started_at_ms: row.asked_at_ms,
+                    ended_at_ms: None,
+                    output_bytes: 0,
+                    stdin_bytes: 0,
+                    pid: None,
+                    argv: row.argv.clone(),
+                    detached: row.detached,
+                };
+                Self {
+                    state: ExecutionState::Queued,
+                    started_at_ms: None,
+                    queued_until_ms: Some(queued.until_ms),
+                    ..Self::shown(&status, context)
+                }
+            }
+        };
+        Self { tty: row.tty, ..shown }
     }
 }
 
@@ -226,7 +293,7 @@ mod tests {
         fn x6_ends_are_told_apart(code: i32, frozen: bool) {
             let sandbox: SandboxId = "sbx_1".parse().unwrap();
             let spec = ExecSpec { argv: vec!["x".to_owned()], ..ExecSpec::default() };
-            let context = ExecutionContext { sandbox: &sandbox, generation: Generation(3), spec: &spec, detach: false, frozen };
+            let context = ExecutionContext { sandbox: &sandbox, generation: Generation(3), spec: &spec, detach: false, frozen, row: None };
             let shown = |state: ExecState| Execution::shown(&ExecStatus {
                 id: "exe_1".parse().unwrap(), state, started_at_ms: 1, ended_at_ms: None, output_bytes: 0,
                 stdin_bytes: 0, pid: None, argv: Vec::new(), detached: false,

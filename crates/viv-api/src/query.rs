@@ -7,9 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::bound::{
     ComponentName, Cursor, FileMode, GenerationNumber, LabelFilter, ListDepth, LogBytes, Offset, PageLimit, Path,
-    SandboxName, SandboxRef, Sequence, UserName, WaitMs,
+    SandboxName, SandboxRef, SearchText, Sequence, TailLines, UserName, WaitMs,
 };
 use crate::daemon::LogLevel;
+use crate::execution::ExecutionState;
 use crate::path::escape;
 use crate::sandbox::{LogSource, Status};
 use crate::task::TaskState;
@@ -121,8 +122,20 @@ queries! {
         cursor: Option<Cursor>,
         /// How many at most; 100 when absent.
         limit: Option<PageLimit>,
+        /// Only those in this state.
+        state: Option<ExecutionState>,
         /// The generation that is meant; another one is answered with 410 `stale_handle`.
         generation: Option<GenerationNumber>,
+    }
+    /// Which executions of all sandboxes to list. Newest first.
+    #[derive(Default)]
+    ListAllExecutions {
+        /// Where to go on: what the page before gave as `next`.
+        cursor: Option<Cursor>,
+        /// How many at most; 100 when absent. With a state there may be fewer, and more after them.
+        limit: Option<PageLimit>,
+        /// Only those in this state.
+        state: Option<ExecutionState>,
     }
     /// Which part of an output to read.
     #[derive(Default)]
@@ -132,6 +145,10 @@ queries! {
         /// Go on until the execution ends.
         #[serde(default)]
         follow: bool,
+        /// Begin with so many lines of what there is, of the last MiB; `offset` is not looked at then.
+        tail: Option<TailLines>,
+        /// Only lines with this in them, of what there is: the first 1,000. `follow` and `tail` are not looked at then.
+        search: Option<SearchText>,
         /// The generation that is meant; another one is answered with 410 `stale_handle`.
         generation: Option<GenerationNumber>,
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::watch;
 use tokio::time::Instant;
+use viv_core::execution::Execution;
 use viv_core::lifecycle::Sandbox;
 use viv_core::schedule::Schedule;
 use viv_core::snapshot::{Snapshot, SnapshotState};
@@ -16,9 +17,10 @@ use viv_core::spec::{Name, Project};
 use viv_core::task::Task;
 use viv_core::{ExecutionId, FencingToken, SandboxId, ScheduleId, SnapshotId, TaskId};
 use viv_store::{
-    ApiKey, Change, Cursor, Epoch, Idempotency, JournalFilter, JournalLine, Lease, LeaseKind, ListQuery, Listing,
-    MemoryStore, NewLine, Owner, PhaseCounts, Remembered, ScheduleListing, ScheduleQuery, SnapshotListing,
-    SnapshotQuery, Store, StoreError, TaskListing, TaskOutput, TaskQuery,
+    ApiKey, Change, Cursor, Epoch, ExecutionListing, ExecutionQuery, Idempotency, JournalFilter, JournalLine,
+    KeptBytes, Lease, LeaseKind, ListQuery, Listing, MemoryStore, NewLine, Owner, PhaseCounts, Remembered,
+    ScheduleListing, ScheduleQuery, SnapshotListing, SnapshotQuery, Store, StoreError, TaskListing, TaskOutput,
+    TaskQuery,
 };
 
 use crate::line::Line;
@@ -445,6 +447,36 @@ impl Store for FaultyStore {
 
     async fn task_output(&self, task: &TaskId, execution: &ExecutionId) -> Result<Option<TaskOutput>> {
         self.read(self.truth.task_output(task, execution)).await
+    }
+
+    async fn note_executions(&self, epoch: Epoch, rows: Vec<Execution>) -> Result<()> {
+        self.write("note_executions", epoch, self.truth.note_executions(epoch, rows)).await
+    }
+
+    async fn put_execution(&self, epoch: Epoch, row: Execution, queued_max: u64) -> Result<()> {
+        self.write("put_execution", epoch, self.truth.put_execution(epoch, row, queued_max)).await
+    }
+
+    async fn execution(&self, sandbox: &SandboxId, execution: &ExecutionId) -> Result<Option<Execution>> {
+        self.read(self.truth.execution(sandbox, execution)).await
+    }
+
+    async fn executions(&self, query: &ExecutionQuery) -> Result<ExecutionListing> {
+        self.read(self.truth.executions(query)).await
+    }
+
+    async fn put_outputs(
+        &self,
+        epoch: Epoch,
+        sandbox: &SandboxId,
+        outputs: Vec<KeptBytes>,
+        bytes_max: u64,
+    ) -> Result<()> {
+        self.write("put_outputs", epoch, self.truth.put_outputs(epoch, sandbox, outputs, bytes_max)).await
+    }
+
+    async fn output(&self, sandbox: &SandboxId, execution: &ExecutionId) -> Result<Option<Vec<u8>>> {
+        self.read(self.truth.output(sandbox, execution)).await
     }
 
     async fn retain(&self, epoch: Epoch, before_ms: u64, limit: usize) -> Result<u64> {

@@ -7,6 +7,7 @@
 pub mod capability;
 pub mod cause;
 pub mod exec;
+pub mod execution;
 pub mod fence;
 pub mod file;
 pub mod hook;

@@ -202,7 +202,8 @@ impl Inner {
         let instance = InstanceRef { sandbox: record.id.clone(), generation };
         let asked = self.call(&record.id, self.config.budgets.probe, self.provider.executions(&instance)).await;
         let now_ms = self.clock.now_ms();
-        let lost = asked.unwrap_or_default().into_iter().filter_map(|mut status| {
+        let mut all = asked.unwrap_or_default();
+        let lost = all.clone().into_iter().filter_map(|mut status| {
             let lost = |cause: String| Some(ExecState::Lost { cause });
             let state = match (&status.state, saved) {
                 (ExecState::Running | ExecState::Suspended | ExecState::Lost { .. }, true) if suspended => {
@@ -229,6 +230,12 @@ impl Inner {
             Some(LostExecution { generation, status })
         });
         let lost: Vec<LostExecution> = lost.collect();
+        for status in &mut all {
+            if let Some(known) = lost.iter().find(|one| one.status.id == status.id) {
+                *status = known.status.clone();
+            }
+        }
+        self.keep_executions(record, generation, all).await;
         let remembered = self.amend(&record.id, |record| {
             let known = &record.lost_executions;
             let new: Vec<LostExecution> =

@@ -16,6 +16,7 @@ use crate::clock::Clock;
 use crate::config::EngineConfig;
 use crate::driver::Drivers;
 use crate::error::{EngineError, denied};
+use crate::execution::Executions;
 use crate::gate::Gate;
 use crate::inside::Ears;
 use crate::journal;
@@ -75,6 +76,7 @@ pub(crate) struct Inner {
     no_memory: Option<String>,
     pub(crate) schedules: Schedules,
     pub(crate) tasks: Tasks,
+    pub(crate) executions: Executions,
     /// Whether no new work is taken; the store has it too.
     pub(crate) draining: std::sync::atomic::AtomicBool,
     /// Held while that changes, so that the two are the same.
@@ -164,6 +166,7 @@ impl Engine {
                 no_memory,
                 schedules: Schedules::default(),
                 tasks: Tasks::default(),
+                executions: Executions::default(),
                 draining: std::sync::atomic::AtomicBool::default(),
                 draining_changes: tokio::sync::Mutex::default(),
                 entering: std::sync::atomic::AtomicUsize::default(),
@@ -179,6 +182,7 @@ impl Engine {
         crate::reconcile::spawn(&engine.inner);
         crate::schedule::spawn(&engine).await?;
         crate::task::spawn(&engine).await?;
+        crate::execution::spawn(&engine).await?;
         Ok(engine)
     }
 
@@ -191,6 +195,7 @@ impl Engine {
         self.inner.drivers.end();
         self.inner.schedules.end();
         self.inner.tasks.end();
+        self.inner.executions.end();
         self.inner.savers.end();
     }
 
@@ -407,6 +412,7 @@ impl Inner {
             bell.notify_waiters();
         }
         drop(waiting);
+        self.learn_of_lost(sandbox);
         if outstanding(sandbox).is_some() || sandbox.due_at_ms().is_some() {
             self.wake(&sandbox.id);
         }

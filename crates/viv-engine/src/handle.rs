@@ -3,14 +3,16 @@
 use std::time::Duration;
 
 use viv_core::exec::{ExecSpec, ExecState, ExecStatus, TtySize};
+use viv_core::execution::{Execution, Place, Queued, START_UNKNOWN, Stage};
 use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked};
-use viv_core::lifecycle::{Finding, Phase, Sandbox, Status};
+use viv_core::lifecycle::{Actor, Finding, Phase, Sandbox, Status};
 use viv_core::spec::Project;
 use viv_core::{ExecutionId, Generation, OperationId, SandboxId};
 use viv_provider::{
     ByteReader, Dialled, FileWrite, InstanceRef, LogPart, Mutation, OutputStream, ProviderError, WatchStream,
     Whereabouts,
 };
+use viv_store::StoreError;
 
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -24,6 +26,7 @@ type Result<T> = std::result::Result<T, EngineError>;
 #[derive(Debug, Clone)]
 pub struct Handle {
     engine: Engine,
+    project: Project,
     instance: InstanceRef,
 }
 
@@ -59,7 +62,12 @@ impl Engine {
         Ok(self.handle(&sandbox))
     }
 
-    async fn found(&self, project: &Project, which: &Which, generation: Option<Generation>) -> Result<Sandbox> {
+    pub(crate) async fn found(
+        &self,
+        project: &Project,
+        which: &Which,
+        generation: Option<Generation>,
+    ) -> Result<Sandbox> {
         let sandbox = self.inner.find(project, which).await?;
         if self.inner.config.gates.is_on(Gate::GenerationCheck, &sandbox.project, &sandbox.id) {
             check_generation(&sandbox, generation)?;
@@ -70,13 +78,13 @@ impl Engine {
         Ok(sandbox)
     }
 
-    fn handle(&self, sandbox: &Sandbox) -> Handle {
+    pub(crate) fn handle(&self, sandbox: &Sandbox) -> Handle {
         let instance = InstanceRef { sandbox: sandbox.id.clone(), generation: sandbox.generation };
-        Handle { engine: self.clone(), instance }
+        Handle { engine: self.clone(), project: sandbox.project.clone(), instance }
     }
 }
 
-fn not_running(sandbox: &Sandbox) -> EngineError {
+pub(crate) fn not_running(sandbox: &Sandbox) -> EngineError {
     let cause = Box::new(sandbox.cause.clone());
     EngineError::NotRunning { sandbox: sandbox.id.clone(), phase: sandbox.phase.name(), cause }
 }
@@ -159,6 +167,63 @@ impl Handle {
 
     /// Starts a command. The id is the caller's, so a repeated call finds what the first one started.
     pub async fn execute(&self, execution: &ExecutionId, spec: &ExecSpec) -> Result<ExecStatus> {
+        self.execute_by(execution, spec, Actor::part("engine")).await
+    }
+
+    /// The same for somebody. One in the foreground is written down a moment later, a detached one before it is started
+    /// (X1).
+    pub async fn execute_by(&self, execution: &ExecutionId, spec: &ExecSpec, by: Actor) -> Result<ExecStatus> {
+        let inner = &self.engine.inner;
+        let now_ms = inner.clock.now_ms();
+        let budget_ms = inner.config.budgets.call.as_millis() as u64;
+        let starting_in = Some(self.generation());
+        let until_ms = now_ms.saturating_add(budget_ms);
+        let queued = Queued { spec: Box::new(spec.clone()), until_ms, running_max: None, starting_in };
+        let row = Execution::asked(execution.clone(), self.place(), spec, by, now_ms, Stage::Queued(queued));
+        if spec.detached {
+            inner.check_open()?;
+            self.intend(&row).await?;
+        }
+        let started = self.start(execution, spec).await;
+        match &started {
+            Ok(_) if spec.transient => {}
+            Ok(status) => inner.note_execution(crate::execution::started(row, status.clone(), inner.clock.now_ms())),
+            Err(error) if spec.detached => {
+                let state = match error {
+                    EngineError::Provider(ProviderError::TimedOut { .. } | ProviderError::Unavailable { .. }) => {
+                        ExecState::Lost { cause: START_UNKNOWN.to_owned() }
+                    }
+                    other => ExecState::Failed { what: crate::effect::in_words(other) },
+                };
+                let mut row = row;
+                row.end(state, inner.clock.now_ms(), true);
+                inner.note_execution(row);
+            }
+            Err(_) => {}
+        }
+        started
+    }
+
+    /// Writes down that it is to be started here; one that is known already is left as it is.
+    async fn intend(&self, row: &Execution) -> Result<()> {
+        let inner = &self.engine.inner;
+        // What is started now waits for nobody, so it takes no place in the queue.
+        match inner.store.put_execution(inner.epoch, row.clone(), u64::MAX).await {
+            Ok(()) | Err(StoreError::Conflict { .. }) => Ok(()),
+            Err(other) => {
+                let other = EngineError::from(other);
+                inner.heed(&other);
+                Err(other)
+            }
+        }
+    }
+
+    fn place(&self) -> Place {
+        Place { project: self.project.clone(), sandbox: self.sandbox().clone(), generation: self.generation() }
+    }
+
+    /// Starts a command, and writes nothing down.
+    pub(crate) async fn start(&self, execution: &ExecutionId, spec: &ExecSpec) -> Result<ExecStatus> {
         self.engine.inner.check_open()?;
         let _using = self.active().await?;
         let mutation = self.mutation().await?;
@@ -227,7 +292,16 @@ impl Handle {
     /// Ends a command with its whole tree.
     pub async fn cancel(&self, execution: &ExecutionId) -> Result<ExecStatus> {
         let mutation = self.mutation().await?;
-        self.call(self.engine.inner.provider.cancel(&mutation, self.sandbox(), execution)).await
+        let ended = self.call(self.engine.inner.provider.cancel(&mutation, self.sandbox(), execution)).await?;
+        self.engine.inner.note_statuses(&self.place(), std::slice::from_ref(&ended));
+        Ok(ended)
+    }
+
+    /// Somebody was told how a command ended.
+    pub fn heard(&self, status: &ExecStatus) {
+        if status.state.is_final() {
+            self.engine.inner.note_statuses(&self.place(), std::slice::from_ref(status));
+        }
     }
 
     /// Cuts the way out, at once and for what is under way too; what runs goes on without.

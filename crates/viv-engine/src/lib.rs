@@ -13,6 +13,7 @@
 //!   idle        the next rung of the ladder, when nobody used it for its window (L5)
 //!   listen      one wait per service of a ready sandbox, for its end to be told
 //!   inside      one wait per sandbox that runs, for what those inside ask for
+//!   execution   what is learnt about commands, written down beside the work; queues of those that wait (X1)
 //!   health      probes what was read and is stale; reads themselves change nothing (T9)
 //!   snapshots   one task per snapshot that is being made or removed; its row says what is outstanding
 //!   reconcilers provider-sync · expiry · stuck · snapshots · retention, on a signal and on a period
@@ -41,6 +42,7 @@ mod driver;
 mod effect;
 mod engine;
 mod error;
+mod execution;
 mod gate;
 mod handle;
 mod hook;
@@ -69,6 +71,7 @@ pub use diagnose::{Diagnosis, Kept, Remark};
 pub use drain::DrainStatus;
 pub use engine::Engine;
 pub use error::EngineError;
+pub use execution::QueueRequest;
 pub use gate::{Gate, GateSetting, Gates};
 pub use handle::Handle;
 pub use hook::{Delivered, Delivery, Undelivered, Webhooks};

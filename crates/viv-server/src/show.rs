@@ -18,6 +18,7 @@ use viv_api::sandbox::{
 };
 use viv_api::service::{HookShown, ServiceShown};
 use viv_core::exec::{ExecSpec, ExecStatus};
+use viv_core::execution::Execution as Row;
 use viv_core::lifecycle as core;
 use viv_core::spec as core_spec;
 use viv_core::{Generation, SandboxId};
@@ -168,13 +169,35 @@ pub(crate) fn execution(
     generation: Generation,
     status: &ExecStatus,
     frozen: bool,
+    row: Option<&Row>,
 ) -> Execution {
     let asked = state.executions().asked(sandbox, &status.id);
-    // What was asked of a daemon before this one is told by who runs it.
-    let kept = ExecSpec { argv: status.argv.clone(), ..ExecSpec::default() };
+    // What was asked of a daemon before this one is told by the row, or by who runs it.
+    let kept = match row {
+        Some(row) if !row.argv.is_empty() => ExecSpec {
+            argv: row.argv.clone(),
+            cwd: row.cwd.clone(),
+            user: row.user.clone(),
+            limit_ms: row.limit_ms,
+            ..ExecSpec::default()
+        },
+        Some(_) | None => ExecSpec { argv: status.argv.clone(), ..ExecSpec::default() },
+    };
     let spec = if asked.spec.argv.is_empty() { &kept } else { &asked.spec };
-    let context = ExecutionContext { sandbox, generation, spec, detach: asked.detach, frozen };
-    Execution::shown(status, context)
+    let detach = asked.detach || row.is_some_and(|row| row.detached);
+    let context = ExecutionContext { sandbox, generation, spec, detach, frozen, row };
+    let shown = Execution::shown(status, context);
+    let tty = shown.tty || row.is_some_and(|row| row.tty);
+    // An end does not change any more, so it is told as it was learnt.
+    let known = row.filter(|row| !row.is_open()).map(|row| row.learnt_at_ms);
+    Execution { learnt_at_ms: Some(known.unwrap_or_else(|| state.engine().now_ms())), tty, ..shown }
+}
+
+/// An execution as it is recorded.
+pub(crate) fn recorded(state: &ServerState, row: &Row) -> Execution {
+    let asked = state.executions().asked(&row.sandbox, &row.id);
+    let shown = Execution::recorded(row, false);
+    if asked.spec.argv.is_empty() { shown } else { Execution { argv: asked.spec.argv.clone(), ..shown } }
 }
 
 /// What happened, for people.

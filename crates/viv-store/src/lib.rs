@@ -17,6 +17,7 @@
 
 pub mod conformance;
 pub mod error;
+pub mod execution;
 pub mod journal;
 pub mod memory;
 mod page;
@@ -27,6 +28,7 @@ pub mod store;
 pub mod task;
 
 pub use error::StoreError;
+pub use execution::{EXECUTIONS_KEPT_MAX, ExecutionListing, ExecutionQuery, KeptBytes};
 pub use journal::{Cursor, JournalFilter, JournalLine, NewLine};
 pub use memory::MemoryStore;
 pub use record::{

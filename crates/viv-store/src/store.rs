@@ -2,6 +2,7 @@
 
 use async_trait::async_trait;
 use tokio::sync::watch;
+use viv_core::execution::Execution;
 use viv_core::lifecycle::Sandbox;
 use viv_core::schedule::Schedule;
 use viv_core::snapshot::Snapshot;
@@ -10,6 +11,7 @@ use viv_core::task::Task;
 use viv_core::{ExecutionId, FencingToken, SandboxId, ScheduleId, SnapshotId, TaskId};
 
 use crate::error::StoreError;
+use crate::execution::{ExecutionListing, ExecutionQuery, KeptBytes};
 use crate::journal::{Cursor, JournalFilter, JournalLine, NewLine};
 use crate::record::{
     ApiKey, Change, Idempotency, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Remembered, ScheduleListing,
@@ -202,9 +204,41 @@ pub trait Store: Send + Sync {
     /// What was kept of one.
     async fn task_output(&self, task: &TaskId, execution: &ExecutionId) -> Result<Option<TaskOutput>>;
 
+    /// Writes what was learnt about executions, all of it or none. What says less than what is known, and what is about no
+    /// sandbox, is left out ([`Execution::learn`]); what cannot run any more by the record of its sandbox is written as
+    /// ended ([`Execution::settle`]), as are those that are open in a commit that says so, in its transaction (X5). Of
+    /// those that ended the latest [`EXECUTIONS_KEPT_MAX`](crate::EXECUTIONS_KEPT_MAX) of a sandbox are kept.
+    async fn note_executions(&self, epoch: Epoch, rows: Vec<Execution>) -> Result<()>;
+
+    /// Writes the row of an execution by compare-and-set on its version: 1 is a new one. `Conflict` when the stored version
+    /// is not one less, when its sandbox is not there or is over, and when it cannot run there any more by that record.
+    /// `Quota` when a new one that waits would be more than
+    /// this many of its sandbox.
+    async fn put_execution(&self, epoch: Epoch, row: Execution, queued_max: u64) -> Result<()>;
+
+    /// The row of an execution.
+    async fn execution(&self, sandbox: &SandboxId, execution: &ExecutionId) -> Result<Option<Execution>>;
+
+    /// A page of executions, newest first.
+    async fn executions(&self, query: &ExecutionQuery) -> Result<ExecutionListing>;
+
+    /// Keeps outputs of a sandbox that is not over; of all of its outputs the latest, up to so many bytes together. They go
+    /// in the transaction that ends it.
+    async fn put_outputs(
+        &self,
+        epoch: Epoch,
+        sandbox: &SandboxId,
+        outputs: Vec<KeptBytes>,
+        bytes_max: u64,
+    ) -> Result<()>;
+
+    /// What is kept of an output.
+    async fn output(&self, sandbox: &SandboxId, execution: &ExecutionId) -> Result<Option<Vec<u8>>>;
+
     /// Retention (J9), a bounded piece of it: forgets journal lines before a time, idempotency keys of before a time
-    /// whose sandbox is over, leases that expired and tasks that ended before it, and shrinks tombstones of before a time to id, name, cause
-    /// and time. Answers how many rows it touched; 0 when there is nothing left to do.
+    /// whose sandbox is over, leases that expired, tasks and executions that ended and outputs that were kept before it,
+    /// and shrinks tombstones of before a time to id, name, cause and time. Answers how many rows it touched; 0 when there
+    /// is nothing left to do.
     async fn retain(&self, epoch: Epoch, before_ms: u64, limit: usize) -> Result<u64>;
 
     /// A consistent copy of everything, made while it is used. What was at that path is replaced when it is complete.

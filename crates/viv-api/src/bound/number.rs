@@ -180,6 +180,18 @@ number!(
     TtlMs, "a time to live in milliseconds", 1_000, 3_600_000
 );
 number!(
+    /// How long a command may wait to be started.
+    QueueMs, "a time to wait in the queue in milliseconds", 1, DAY_MS
+);
+number!(
+    /// How many commands may run in the foreground for another one to be started.
+    RunningMax, "a number of commands", 1, 1_024
+);
+number!(
+    /// How many lines of the end of an output.
+    TailLines, "a number of lines", 1, 10_000
+);
+number!(
     /// How long a command may run.
     ExecutionMs, "a time limit in milliseconds", 1, 30 * DAY_MS
 );

@@ -239,6 +239,11 @@ text!(
     Note, "a note", 0, 256, PRINTABLE_PATTERN, "without control characters", "waiting for the model", is_printable
 );
 text!(
+    /// What lines are looked for with.
+    SearchText, "a text to search for", 1, 256, PRINTABLE_PATTERN, "without control characters", "error",
+    is_printable
+);
+text!(
     /// A part of the daemon, in its logs.
     ComponentName, "a component", 1, 64, "^[A-Za-z0-9][A-Za-z0-9._:-]*$",
     "letters, digits and . _ : -", "engine", |text| is_word(text, "._:-")

@@ -4,12 +4,26 @@ use viv_core::ExecutionId;
 
 use super::http::{Call, Content};
 use super::sandbox::pages;
-use super::{Output, Result, SandboxHandle};
-use crate::bound::{IdempotencyKey, Offset, Signal};
+use super::{Client, Output, Result, SandboxHandle};
+use crate::bound::{IdempotencyKey, Offset, SearchText, Signal, TailLines};
 use crate::execution::{Execution, InputTaken, SendSignal, StartExecution, Terminal};
 use crate::page::Page;
 use crate::path::{self, fill};
 use crate::query::{self, encode};
+
+impl Client {
+    /// One part of the list of executions of all sandboxes.
+    pub fn executions(&self, query: &query::ListAllExecutions) -> Result<Page<Execution>> {
+        self.http.ask(Call::get(path::ALL_EXECUTIONS.to_owned() + &encode(query)))
+    }
+
+    /// All of them from there on, part by part.
+    pub fn executions_all(&self, query: query::ListAllExecutions) -> impl Iterator<Item = Result<Execution>> + '_ {
+        pages(query.cursor.clone(), move |cursor| {
+            self.executions(&query::ListAllExecutions { cursor, ..query.clone() })
+        })
+    }
+}
 
 impl SandboxHandle<'_> {
     /// Starts a command. With a key, asking again starts no second one.
@@ -28,7 +42,7 @@ impl SandboxHandle<'_> {
 
     /// All its executions, part by part.
     pub fn executions_all(&self) -> impl Iterator<Item = Result<Execution>> + '_ {
-        pages(None, |cursor| self.executions(&query::ListExecutions { cursor, limit: None, generation: None }))
+        pages(None, |cursor| self.executions(&query::ListExecutions { cursor, ..query::ListExecutions::default() }))
     }
 }
 
@@ -61,6 +75,16 @@ impl<'a> ExecutionHandle<'a> {
     /// Its output from an offset on, until it ends.
     pub fn follow(&self, offset: u64) -> Output<'a> {
         self.read(offset, true)
+    }
+
+    /// Its output from the last so many lines on.
+    pub fn tail(&self, lines: TailLines, follow: bool) -> Output<'a> {
+        self.read(0, follow).tail(lines)
+    }
+
+    /// The lines of its output that have this in them.
+    pub fn search(&self, text: SearchText, offset: u64) -> Output<'a> {
+        self.read(offset, false).search(text)
     }
 
     fn read(&self, offset: u64, follow: bool) -> Output<'a> {

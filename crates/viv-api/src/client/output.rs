@@ -5,7 +5,7 @@ use viv_core::{ExecutionId, Generation};
 use super::http::Call;
 use super::stream::{Lines, Patience};
 use super::{Client, ClientError, Result};
-use crate::bound::{Offset, SandboxRef};
+use crate::bound::{Offset, SandboxRef, SearchText, TailLines};
 use crate::execution::{OutputChunk, OutputCut, OutputEnd, OutputLine, Range};
 use crate::query::{OutputQuery, encode};
 use crate::{header, path};
@@ -25,6 +25,9 @@ pub struct Output<'a> {
     lines: Option<Lines>,
     patience: Patience,
     over: bool,
+    /// Where to begin, until something was read.
+    tail: Option<TailLines>,
+    search: Option<SearchText>,
 }
 
 impl<'a> Output<'a> {
@@ -46,7 +49,26 @@ impl<'a> Output<'a> {
         offset: u64,
         follow: bool,
     ) -> Self {
-        Self { client, path, generation, follow, offset, lines: None, patience: Patience::default(), over: false }
+        Self {
+            client,
+            path,
+            generation,
+            follow,
+            offset,
+            lines: None,
+            patience: Patience::default(),
+            over: false,
+            tail: None,
+            search: None,
+        }
+    }
+
+    pub(super) fn tail(self, lines: TailLines) -> Self {
+        Self { tail: Some(lines), ..self }
+    }
+
+    pub(super) fn search(self, text: SearchText) -> Self {
+        Self { search: Some(text), ..self }
     }
 
     /// Where the next byte stands: where another reader would have to begin.
@@ -55,7 +77,14 @@ impl<'a> Output<'a> {
     }
 
     fn connect(&self) -> Result<Lines> {
-        let query = OutputQuery { offset: Some(Offset::nearest(self.offset)), follow: self.follow, generation: None };
+        let query = OutputQuery {
+            // From the end, or from a place.
+            offset: self.tail.is_none().then(|| Offset::nearest(self.offset)),
+            follow: self.follow,
+            tail: self.tail,
+            search: self.search.clone(),
+            generation: None,
+        };
         let mut call = Call::get(self.path.clone() + &encode(&query)).streams(header::NDJSON);
         call.generation = self.generation;
         let url = self.client.http.url(&call.path);
@@ -94,6 +123,9 @@ impl<'a> Output<'a> {
     /// Gives what is new of a line.
     fn advance(&mut self, line: OutputLine) -> Option<OutputLine> {
         self.patience.renew();
+        if !matches!(line, OutputLine::Alive(_)) {
+            self.tail = None;
+        }
         match line {
             OutputLine::Chunk(chunk) => self.advance_chunk(&chunk).map(OutputLine::Chunk),
             OutputLine::Cut(OutputCut { cut: Range { from, to } }) => {

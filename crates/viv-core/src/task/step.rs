@@ -461,7 +461,7 @@ fn step_ended(task: &mut Task, step: u32, ended: &ExecState, now_ms: u64) {
     }
     let failed = |task: &mut Task, cause, message| end_as(task, TaskState::Failed, cause, message, now_ms);
     match ended {
-        ExecState::Running => {}
+        ExecState::Running | ExecState::Suspended => {}
         ExecState::Exited { code: 0 } if (step as usize) + 1 < task.steps.len() => {
             // What it left in the background is ended before the next one, and an effect in there with it.
             forsake(task, now_ms);

@@ -282,7 +282,7 @@ impl Engine {
 
 fn ended_word(state: &ExecState) -> String {
     match state {
-        ExecState::Running => "it runs".to_owned(),
+        ExecState::Running | ExecState::Suspended => "it runs".to_owned(),
         ExecState::Exited { code } => format!("exit {code}"),
         ExecState::Signalled { signal } => format!("signal {signal}"),
         ExecState::OomKilled => "out of memory".to_owned(),

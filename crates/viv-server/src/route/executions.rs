@@ -1,22 +1,29 @@
 //! Executions: start, list, look at, signal, resize, cancel.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
 use axum::extract::State;
 use axum::http::StatusCode;
+use futures_util::StreamExt;
+use viv_api::bound::{GenerationNumber, IdempotencyKey};
 use viv_api::error::{ApiError, ErrorCode};
-use viv_api::execution::{Execution, SendSignal, StartExecution, Terminal};
+use viv_api::execution::{Execution, ExecutionState, SendSignal, StartExecution, Terminal};
 use viv_api::page::Page;
 use viv_api::path;
-use viv_api::query::{ListExecutions, OfGeneration};
+use viv_api::query::{ListAllExecutions, ListExecutions, OfGeneration};
 use viv_core::exec::{ExecSpec, ExecStatus};
-use viv_core::lifecycle::{EntryKind, Phase};
+use viv_core::execution::Execution as Row;
+use viv_core::lifecycle::{EntryKind, Phase, Sandbox};
 use viv_core::{ExecutionId, Generation, SandboxId};
-use viv_engine::{EngineError, Handle, Which};
+use viv_engine::{EngineError, Handle, QueueRequest, Which};
 use viv_provider::ProviderError;
+use viv_store::{EXECUTIONS_KEPT_MAX, ExecutionQuery};
 
 use super::page_limit;
 use super::sandboxes::READY_WAIT;
 use crate::api::{Method, Op, Table};
-use crate::auth::Need;
+use crate::auth::{Caller, Need};
 use crate::extract::{Json, Params, Query, Repeatable, Target};
 use crate::refusal::{Answer, invalid};
 use crate::show;
@@ -25,6 +32,9 @@ use crate::stream::regardless;
 
 /// How long a command may run when nothing was said (X1).
 const LIMIT_MS_DEFAULT: u64 = 5 * 60 * 1000;
+
+/// How long a sandbox may take to say what runs in it, for a list of all.
+const LOOK_WITHIN: Duration = Duration::from_secs(2);
 
 /// What is said about an execution that may go wrong everywhere.
 pub(super) const USUAL: [ErrorCode; 3] = [ErrorCode::NotRunning, ErrorCode::Timeout, ErrorCode::LifecycleLocked];
@@ -35,7 +45,7 @@ pub(super) fn tell(table: &mut impl Table) {
         .query::<OfGeneration>()
         .json::<StartExecution>()
         .repeatable()
-        .gives::<Execution>(201, "It started, or could not, which is a state.")
+        .gives::<Execution>(201, "It started, or could not, or waits: each is a state.")
         .fails(&[ErrorCode::Unsupported, ErrorCode::QuotaExceeded, ErrorCode::Draining]);
     table.on(Method::Post, path::EXECUTIONS, start, start_op);
     let list_op = op("listExecutions", Need::Read, "List executions, oldest first")
@@ -43,6 +53,12 @@ pub(super) fn tell(table: &mut impl Table) {
         .cursor("^[0-9]{1,15}\\.exe_[a-z0-9]{1,48}$")
         .gives_page::<Execution>("A page of them.");
     table.on(Method::Get, path::EXECUTIONS, list, list_op);
+    let all_op =
+        Op::new("executions", "listAllExecutions", Need::Read, "List executions of all sandboxes, newest first")
+            .query::<ListAllExecutions>()
+            .cursor("^[0-9]{1,15}\\.exe_[a-z0-9]{1,48}$")
+            .gives_page::<Execution>("A page of them.");
+    table.on(Method::Get, path::ALL_EXECUTIONS, list_all, all_op);
     let get_op = op("getExecution", Need::Read, "How an execution stands")
         .query::<OfGeneration>()
         .gives::<Execution>(200, "The execution.");
@@ -78,8 +94,9 @@ pub(super) async fn is_frozen(state: &ServerState, handle: &Handle) -> bool {
     matches!(record.phase, Phase::Frozen { .. })
 }
 
-fn shown(state: &ServerState, handle: &Handle, status: &ExecStatus, frozen: bool) -> Execution {
-    show::execution(state, handle.sandbox(), handle.generation(), status, frozen)
+async fn shown(state: &ServerState, handle: &Handle, status: &ExecStatus, frozen: bool) -> Answer<Execution> {
+    let row = state.engine().execution_row(handle.sandbox(), &status.id).await?;
+    Ok(show::execution(state, handle.sandbox(), handle.generation(), status, frozen, row.as_ref()))
 }
 
 /// The id of what a repeatable request starts: the same for the same key, in the same instance.
@@ -98,45 +115,104 @@ async fn start(
     Json(body): Json<StartExecution>,
 ) -> Answer {
     let generation = target.generation(&state, query.generation).await?;
+    let spec = body.to_spec(LIMIT_MS_DEFAULT);
+    if let Some(queue_ms) = body.queue_ms {
+        return queue(
+            &state,
+            &target,
+            key.as_ref().map(IdempotencyKey::as_str),
+            query.generation,
+            &body,
+            spec,
+            queue_ms.get(),
+        )
+        .await;
+    }
     let handle = match state.engine().work_in(&target.project, &target.which, generation).await {
         // Only who says so wakes it (L4). It is another generation then, unless it was frozen.
-        Err(EngineError::NotRunning { sandbox, .. }) if body.wake => woken(&state, &target, sandbox).await?,
+        Err(EngineError::NotRunning { sandbox, .. }) if body.wake => {
+            wake(&state, &target, &sandbox).await?;
+            state.engine().wait_ready(&sandbox, READY_WAIT.min(state.bounds().wait_max)).await?;
+            state.engine().work_in(&target.project, &Which::Id(sandbox), None).await?
+        }
         found => found?,
     };
-    let spec = body.to_spec(LIMIT_MS_DEFAULT);
     let id = match &key {
         Some(key) => id_for(handle.sandbox(), handle.generation(), key.as_str()),
         None => handle.new_execution(),
     };
-    let (starting, asked, named) = (handle.clone(), spec.clone(), id.clone());
+    let (starting, asked, named, by) = (handle.clone(), spec.clone(), id.clone(), target.caller.actor());
     let started = regardless(async move {
-        match starting.execute(&named, &asked).await {
+        match starting.execute_by(&named, &asked, by).await {
             // The id is made from the key, so only another command can have it.
-            Err(EngineError::Provider(ProviderError::Conflict { .. })) if key.is_some() => {
-                Err(ApiError::new(ErrorCode::IdempotencyMismatch, "the key was used before with another command")
-                    .hint("use a new key for a new request, or repeat the first one as it was")
-                    .into())
-            }
+            Err(EngineError::Provider(ProviderError::Conflict { .. })) if key.is_some() => Err(mismatch()),
             answer => answer.map_err(crate::refusal::Refusal::from),
         }
     });
     let status = started.await?;
     state.executions().remember(handle.sandbox(), &id, &spec, body.detach);
     state.tally().executed(handle.sandbox());
-    Ok(show::json(StatusCode::CREATED, &shown(&state, &handle, &status, false)))
+    let by = target.caller.actor().who;
+    let shown = show::execution(&state, handle.sandbox(), handle.generation(), &status, false, None);
+    Ok(show::json(StatusCode::CREATED, &Execution { by: Some(by), ..shown }))
 }
 
-async fn woken(state: &ServerState, target: &Target, sandbox: SandboxId) -> Answer<Handle> {
+fn mismatch() -> crate::refusal::Refusal {
+    ApiError::new(ErrorCode::IdempotencyMismatch, "the key was used before with another command")
+        .hint("use a new key for a new request, or repeat the first one as it was")
+        .into()
+}
+
+/// Puts it into the queue. Its id is the same in whichever instance it will be started.
+async fn queue(
+    state: &ServerState,
+    target: &Target,
+    key: Option<&str>,
+    named: Option<GenerationNumber>,
+    body: &StartExecution,
+    spec: ExecSpec,
+    wait_ms: u64,
+) -> Answer {
+    let generation = target.generation(state, named).await?;
+    let sandbox = target.living(state, named).await?;
+    let id = match key {
+        Some(key) => id_for(&sandbox, Generation(0), key),
+        None => state.engine().new_execution(),
+    };
+    let running_max = body.running_max.map(viv_api::bound::RunningMax::get);
+    let by = target.caller.actor();
+    let request = QueueRequest { id: id.clone(), generation, spec: spec.clone(), wait_ms, running_max, by };
+    let (engine, project, which) = (state.engine().clone(), target.project.clone(), Which::Id(sandbox.clone()));
+    let asked = request.clone();
+    let queued = regardless(async move { Ok::<_, EngineError>(engine.queue_execution(&project, &which, asked).await) });
+    let row = match queued.await? {
+        // Only who says so wakes it (L4).
+        Err(EngineError::NotRunning { sandbox, .. }) if body.wake => {
+            wake(state, target, &sandbox).await?;
+            let (engine, project) = (state.engine().clone(), target.project.clone());
+            let request = QueueRequest { generation: None, ..request };
+            regardless(async move { engine.queue_execution(&project, &Which::Id(sandbox), request).await }).await?
+        }
+        Err(EngineError::IdempotencyMismatch { .. }) => return Err(mismatch()),
+        row => row?,
+    };
+    state.executions().remember(&sandbox, &id, &spec, body.detach);
+    state.tally().executed(&sandbox);
+    Ok(show::json(StatusCode::CREATED, &show::recorded(state, &row)))
+}
+
+async fn wake(state: &ServerState, target: &Target, sandbox: &SandboxId) -> Answer<()> {
     let (engine, by, id) = (state.engine().clone(), target.caller.actor(), sandbox.clone());
-    regardless(async move { engine.ensure(&id, EntryKind::Ensure, by).await }).await?;
-    state.engine().wait_ready(&sandbox, READY_WAIT.min(state.bounds().wait_max)).await?;
-    Ok(state.engine().work_in(&target.project, &Which::Id(sandbox), None).await?)
+    regardless(async move { engine.ensure(&id, EntryKind::Ensure, by).await }).await.map(drop)
 }
 
-/// One of the list: it lives, has ended, or is remembered as lost.
-struct Listed {
-    generation: Generation,
-    status: ExecStatus,
+/// What ran in an instance that is gone, by the row or by the record (X5).
+fn past(state: &ServerState, record: &Sandbox, row: Option<&Row>, execution: &ExecutionId) -> Option<Execution> {
+    if let Some(row) = row {
+        return Some(show::recorded(state, row));
+    }
+    let lost = record.lost_executions.iter().find(|lost| lost.status.id == *execution)?;
+    Some(show::execution(state, &record.id, lost.generation, &lost.status, false, None))
 }
 
 async fn list(State(state): State<ServerState>, target: Target, Query(query): Query<ListExecutions>) -> Answer {
@@ -150,29 +226,102 @@ async fn list(State(state): State<ServerState>, target: Target, Query(query): Qu
             Some(parsed.ok_or_else(wrong)?)
         }
     };
-    let place = |one: &Listed| -> (u64, ExecutionId) { (one.status.started_at_ms, one.status.id.clone()) };
-    let lost = record.lost_executions.iter().cloned();
-    let mut all: Vec<Listed> = lost.map(|lost| Listed { generation: lost.generation, status: lost.status }).collect();
-    match state.engine().look_into(&target.project, &target.which, Some(record.generation)).await {
+    let looked = state.engine().look_into(&target.project, &target.which, Some(record.generation)).await;
+    let recorded = ExecutionQuery {
+        sandbox: Some(record.id.clone()),
+        // All that are kept of one, with room for those that are open.
+        limit: 2 * EXECUTIONS_KEPT_MAX as usize,
+        ..ExecutionQuery::default()
+    };
+    let rows = state.engine().execution_rows(&recorded).await?.items;
+    let rows: BTreeMap<ExecutionId, Row> = rows.into_iter().map(|row| (row.id.clone(), row)).collect();
+    let lost = record.lost_executions.iter();
+    let mut all: BTreeMap<ExecutionId, Execution> = lost
+        .map(|lost| {
+            let shown = show::execution(&state, &record.id, lost.generation, &lost.status, false, None);
+            (lost.status.id.clone(), shown)
+        })
+        .collect();
+    all.extend(rows.iter().map(|(id, row)| (id.clone(), show::recorded(&state, row))));
+    match looked {
         Ok(handle) => {
-            let generation = handle.generation();
-            let current = handle.executions().await?.into_iter();
-            all.retain(|lost| lost.generation != generation);
-            all.extend(current.map(|status| Listed { generation, status: record.execution(status) }));
+            let frozen = matches!(record.phase, Phase::Frozen { .. });
+            let told = handle.executions().await?;
+            learn(&state, &record, &rows, &told);
+            for status in told {
+                let (id, row) = (status.id.clone(), rows.get(&status.id));
+                let status = record.execution(status);
+                let shown = show::execution(&state, &record.id, handle.generation(), &status, frozen, row);
+                all.insert(id, shown);
+            }
         }
         // What ran when it was saved is all that there is to tell (X5).
         Err(EngineError::NotRunning { .. }) if !all.is_empty() => {}
         Err(error) => return Err(error.into()),
     }
+    let place = |one: &Execution| (one.started_at_ms.or(one.asked_at_ms).unwrap_or(0), one.id.clone());
+    let mut all: Vec<Execution> = all.into_values().collect();
+    all.retain(|one| query.state.is_none_or(|state| one.state == state));
     all.sort_by_key(place);
     let limit = page_limit(query.limit);
-    let mut rest = all.iter().filter(|one| after.as_ref().is_none_or(|after| place(one) > *after));
-    let part: Vec<&Listed> = rest.by_ref().take(limit).collect();
+    let mut rest = all.into_iter().filter(|one| after.as_ref().is_none_or(|after| place(one) > *after));
+    let items: Vec<Execution> = rest.by_ref().take(limit).collect();
     let more = rest.next().is_some();
-    let next = part.last().filter(|_| more).map(|last| format!("{}.{}", last.status.started_at_ms, last.status.id));
-    let frozen = matches!(record.phase, Phase::Frozen { .. });
-    let items = part.into_iter().map(|one| show::execution(&state, &record.id, one.generation, &one.status, frozen));
-    Ok(show::ok(&Page { items: items.collect(), next }))
+    let next = items.last().filter(|_| more).map(|last| {
+        let (at_ms, id) = place(last);
+        format!("{at_ms}.{id}")
+    });
+    Ok(show::ok(&Page { items, next }))
+}
+
+/// Writes down what is news to the rows, if anything is.
+fn learn(state: &ServerState, record: &Sandbox, rows: &BTreeMap<ExecutionId, Row>, told: &[ExecStatus]) {
+    let is_news = |status: &&ExecStatus| rows.get(&status.id).is_some_and(Row::is_open) && status.state.is_final();
+    let news: Vec<ExecStatus> = told.iter().filter(is_news).cloned().collect();
+    state.engine().learnt(record, &news);
+}
+
+/// How many sandboxes are asked at once what runs in them.
+const ASKED_AT_ONCE: usize = 16;
+
+async fn list_all(State(state): State<ServerState>, caller: Caller, Query(query): Query<ListAllExecutions>) -> Answer {
+    let asked = ExecutionQuery {
+        project: caller.sees().cloned(),
+        open: query.state.is_some_and(|state| !state.is_final()),
+        queued: query.state == Some(ExecutionState::Queued),
+        after: query.cursor.map(|cursor| cursor.to_string()),
+        limit: page_limit(query.limit),
+        ..ExecutionQuery::default()
+    };
+    let page = state.engine().execution_rows(&asked).await?;
+    // Those that run by their rows are asked for; who does not answer in time is told by what was learnt last.
+    let open = page.items.iter().filter(|row| row.is_open() && row.may_run());
+    let sandboxes: BTreeSet<SandboxId> = open.map(|row| row.sandbox.clone()).collect();
+    let looks = sandboxes.into_iter().map(|sandbox| {
+        let state = state.clone();
+        async move {
+            let record = state.engine().store().get(&sandbox).await.ok().flatten()?;
+            let which = Which::Id(sandbox.clone());
+            let handle = state.engine().look_into(&record.project, &which, Some(record.generation)).await.ok()?;
+            let told = tokio::time::timeout(LOOK_WITHIN, handle.executions()).await.ok()?.ok()?;
+            Some((sandbox, (record, told)))
+        }
+    });
+    let told: Vec<_> = futures_util::stream::iter(looks).buffer_unordered(ASKED_AT_ONCE).collect().await;
+    let told: BTreeMap<SandboxId, (Sandbox, Vec<ExecStatus>)> = told.into_iter().flatten().collect();
+    let items = page.items.iter().map(|row| {
+        let found = told.get(&row.sandbox).filter(|_| row.is_open() && row.may_run());
+        let status = found.and_then(|(record, all)| Some((record, all.iter().find(|status| status.id == row.id)?)));
+        let Some((record, status)) = status else { return show::recorded(&state, row) };
+        if status.state.is_final() {
+            state.engine().learnt(record, std::slice::from_ref(status));
+        }
+        let frozen = matches!(record.phase, Phase::Frozen { .. });
+        let status = record.execution(status.clone());
+        show::execution(&state, &record.id, row.generation, &status, frozen, Some(row))
+    });
+    let items = items.filter(|one| query.state.is_none_or(|state| one.state == state)).collect();
+    Ok(show::ok(&Page { items, next: page.next }))
 }
 
 async fn get(
@@ -183,14 +332,35 @@ async fn get(
 ) -> Answer {
     let execution: ExecutionId = params.get("execution")?;
     let record = target.record(&state, query.generation).await?;
-    // What ran when it was saved is remembered, and told also while there is no instance (X5).
-    if let Some(lost) = record.lost_executions.iter().find(|lost| lost.status.id == execution) {
-        return Ok(show::ok(&show::execution(&state, &record.id, lost.generation, &lost.status, false)));
+    let row = state.engine().execution_row(&record.id, &execution).await?;
+    // What waits, and what ran in an instance that is gone, is told by who remembers it (X5).
+    let here = row.as_ref().is_none_or(|row| row.may_run() && row.generation == record.generation);
+    let lost = row.is_none() && record.lost_executions.iter().any(|lost| lost.status.id == execution);
+    if (!here || lost)
+        && let Some(past) = past(&state, &record, row.as_ref(), &execution)
+    {
+        return Ok(show::ok(&past));
     }
-    let handle = state.engine().look_into(&target.project, &target.which, Some(record.generation)).await?;
-    let status = record.execution(handle.execution(&execution).await?);
+    let told = async {
+        let handle = state.engine().look_into(&target.project, &target.which, Some(record.generation)).await?;
+        handle.execution(&execution).await
+    };
+    let status = match told.await {
+        Ok(status) => record.execution(status),
+        // Nobody runs it any more, or it was forgotten there.
+        Err(EngineError::NotRunning { .. } | EngineError::Provider(ProviderError::NotFound { .. }))
+            if row.is_some() =>
+        {
+            return Ok(show::ok(&past(&state, &record, row.as_ref(), &execution)));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    if let Some(row) = row.as_ref().filter(|row| row.is_open() && status.state.is_final()) {
+        learn(&state, &record, &BTreeMap::from([(execution.clone(), row.clone())]), std::slice::from_ref(&status));
+    }
     let frozen = matches!(record.phase, Phase::Frozen { .. });
-    Ok(show::ok(&shown(&state, &handle, &status, frozen)))
+    let shown = show::execution(&state, &record.id, record.generation, &status, frozen, row.as_ref());
+    Ok(show::ok(&shown))
 }
 
 async fn signal(
@@ -229,10 +399,15 @@ async fn cancel(
 ) -> Answer {
     let execution: ExecutionId = params.get("execution")?;
     let generation = target.generation(&state, query.generation).await?;
+    let record = target.record(&state, query.generation).await?;
+    let (engine, sandbox, id) = (state.engine().clone(), record.id.clone(), execution.clone());
+    if let Some(row) = regardless(async move { engine.cancel_queued(&sandbox, &id).await }).await? {
+        return Ok(show::ok(&show::recorded(&state, &row)));
+    }
     let handle = state.engine().work_in(&target.project, &target.which, generation).await?;
     let ending = handle.clone();
     let status = regardless(async move { ending.cancel(&execution).await }).await?;
-    Ok(show::ok(&shown(&state, &handle, &status, false)))
+    Ok(show::ok(&shown(&state, &handle, &status, false).await?))
 }
 
 #[cfg(test)]

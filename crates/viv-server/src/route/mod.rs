@@ -13,6 +13,7 @@ mod reconcile;
 mod rest;
 mod sandboxes;
 pub(crate) mod schedules;
+mod select;
 mod snapshots;
 pub(crate) mod tasks;
 

@@ -1,18 +1,23 @@
 //! What goes in and out of an execution: output as lines of JSON, input as bytes.
 
+use std::collections::VecDeque;
+
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use viv_api::error::ErrorCode;
-use viv_api::execution::{Execution, InputTaken, OutputAlive, OutputLine};
+use viv_api::execution::{Execution, InputTaken, OutputAlive, OutputEnd, OutputLine};
 use viv_api::header::{BYTES, NDJSON};
 use viv_api::path;
 use viv_api::query::{InputQuery, OfGeneration, OutputQuery};
-use viv_core::ExecutionId;
-use viv_engine::Handle;
-use viv_provider::OutputStream;
+use viv_core::exec::OutputEvent;
+use viv_core::execution::Execution as Row;
+use viv_core::{ExecutionId, Generation};
+use viv_engine::{EngineError, Handle};
+use viv_provider::{OutputStream, ProviderError};
 
 use super::executions::{USUAL, is_frozen};
+use super::select::{TAIL_BYTES, Told, found, tail_offset};
 use crate::api::{Method, Op, Table};
 use crate::auth::Need;
 use crate::body::whole;
@@ -49,14 +54,132 @@ async fn output(
 ) -> Answer {
     let execution: ExecutionId = params.get("execution")?;
     let generation = target.generation(&state, query.generation).await?;
-    let handle = state.engine().look_into(&target.project, &target.which, generation).await?;
-    let offset = query.offset.map_or(0, viv_api::bound::Offset::get);
-    let source = handle.attach(&execution, offset, query.follow).await?;
-    let frozen = is_frozen(&state, &handle).await;
+    let sandbox = target.living(&state, query.generation).await?;
+    let row = state.engine().execution_row(&sandbox, &execution).await?;
+    let source = match row {
+        Some(row) if !row.may_run() => Source::Queued(row),
+        row => open(&state, &target, generation, &execution, &query, row).await?,
+    };
     let clock = state.clone();
     let alive = move || line(&OutputLine::Alive(OutputAlive { alive_at_ms: clock.engine().now_ms() })).into();
     let every = state.bounds().heartbeat;
-    Ok(pieces(NDJSON, (every, alive), until_end, |out| copied(state, handle, source, frozen, out)))
+    Ok(pieces(NDJSON, (every, alive), until_end, |out| told(state, target, query, source, out)))
+}
+
+/// Where an output comes from.
+enum Source {
+    /// Nowhere yet.
+    Queued(Row),
+    /// Who runs it, or what was kept of an instance that is still there.
+    Handle { handle: Handle, source: Box<dyn OutputStream>, frozen: bool },
+    /// What is kept of one whose instance is gone; nothing, if that is what there is.
+    Row { row: Row, source: Told },
+}
+
+/// Finds the output of one that was started.
+async fn open(
+    state: &ServerState,
+    target: &Target,
+    generation: Option<Generation>,
+    execution: &ExecutionId,
+    query: &OutputQuery,
+    row: Option<Row>,
+) -> Answer<Source> {
+    let handle = state.engine().look_into(&target.project, &target.which, generation).await;
+    let here = |handle: &Handle| row.as_ref().is_none_or(|row| row.generation == handle.generation());
+    let refused = match handle {
+        Ok(handle) if here(&handle) => match begin(&handle, execution, query).await {
+            Ok(source) => {
+                let frozen = is_frozen(state, &handle).await;
+                return Ok(Source::Handle { handle, source, frozen });
+            }
+            Err(error @ EngineError::Provider(ProviderError::NotFound { .. } | ProviderError::Absent)) => error,
+            Err(error) => return Err(error.into()),
+        },
+        Ok(_) => EngineError::Provider(ProviderError::NotFound { what: format!("execution {execution}") }),
+        Err(error @ EngineError::NotRunning { .. }) => error,
+        Err(error) => return Err(error.into()),
+    };
+    // Nobody runs it any more, or it was forgotten there.
+    let Some(row) = row else { return Err(refused.into()) };
+    let kept = state.engine().kept_output(&row.sandbox, execution).await?.unwrap_or_default();
+    let whole = || Told(kept.since(0).collect());
+    let offset = match query.tail {
+        Some(lines) => tail_offset(&mut whole(), lines.get()).await.map_err(EngineError::Provider)?,
+        None => query.offset.map_or(0, viv_api::bound::Offset::get),
+    };
+    let mut events: VecDeque<OutputEvent> = kept.since(offset).collect();
+    // Of what is not there at all, not even its cut is known.
+    if kept.events.is_empty() && row.status().is_some_and(|status| status.output_bytes > offset) {
+        let to = row.status().map_or(offset, |status| status.output_bytes);
+        events.push_back(OutputEvent::Cut { from: offset, to });
+    }
+    if let Some(text) = &query.search {
+        let found = found(&mut Told(events), text.as_str()).await.map_err(EngineError::Provider)?;
+        events = found.0;
+    }
+    Ok(Source::Row { row, source: Told(events) })
+}
+
+/// Attaches where it is asked for.
+async fn begin(
+    handle: &Handle,
+    execution: &ExecutionId,
+    query: &OutputQuery,
+) -> Result<Box<dyn OutputStream>, EngineError> {
+    let offset = query.offset.map_or(0, viv_api::bound::Offset::get);
+    if let Some(text) = &query.search {
+        let mut source = handle.attach(execution, offset, false).await?;
+        let (mut lines, end) = found(source.as_mut(), text.as_str()).await.map_err(EngineError::Provider)?;
+        lines.extend(end.map(OutputEvent::End));
+        return Ok(Box::new(Told(lines)));
+    }
+    let offset = match query.tail {
+        None => offset,
+        Some(lines) => {
+            let bytes = handle.execution(execution).await?.output_bytes;
+            let mut source = handle.attach(execution, bytes.saturating_sub(TAIL_BYTES), false).await?;
+            tail_offset(source.as_mut(), lines.get()).await.map_err(EngineError::Provider)?
+        }
+    };
+    handle.attach(execution, offset, query.follow).await
+}
+
+/// Hands on what comes, after what has to be waited for.
+async fn told(state: ServerState, target: Target, query: OutputQuery, source: Source, out: Pieces) {
+    let source = match source {
+        Source::Queued(row) if query.follow && query.search.is_none() => {
+            let started = match state.engine().wait_started(&row.sandbox, &row.id).await {
+                Ok(row) => row,
+                Err(error) => return tracing::debug!(component = "server", %error, "output broke off"),
+            };
+            match open(&state, &target, None, &row.id, &query, Some(started)).await {
+                Ok(source) => source,
+                // The reader attaches again, and is told why.
+                Err(_) => return,
+            }
+        }
+        source => source,
+    };
+    match source {
+        Source::Queued(row) => give_row(&state, &row, &out).await,
+        Source::Handle { handle, source, frozen } => copied(state, handle, source, frozen, out).await,
+        Source::Row { row, mut source } => {
+            while let Ok(Some(event)) = source.next().await {
+                if out.give(line(&OutputLine::from_event(event, |_| show::recorded(&state, &row)))).await.is_err() {
+                    return;
+                }
+            }
+            give_row(&state, &row, &out).await;
+        }
+    }
+}
+
+/// The last line of an output that nobody runs.
+async fn give_row(state: &ServerState, row: &Row, out: &Pieces) {
+    let end = OutputEnd { end: Box::new(show::recorded(state, row)) };
+    // Nobody is left to be told that nobody reads.
+    let _ = out.give(line(&OutputLine::End(end))).await;
 }
 
 /// Hands on what comes. A source that fails ends the stream without its last line: the reader attaches again.
@@ -64,8 +187,16 @@ async fn copied(state: ServerState, handle: Handle, mut source: Box<dyn OutputSt
     loop {
         match source.next().await {
             Ok(Some(event)) => {
+                let row = match &event {
+                    OutputEvent::End(status) => {
+                        handle.heard(status);
+                        let row = state.engine().execution_row(handle.sandbox(), &status.id).await;
+                        row.ok().flatten()
+                    }
+                    OutputEvent::Chunk { .. } | OutputEvent::Cut { .. } => None,
+                };
                 let end = |status| -> Execution {
-                    show::execution(&state, handle.sandbox(), handle.generation(), &status, frozen)
+                    show::execution(&state, handle.sandbox(), handle.generation(), &status, frozen, row.as_ref())
                 };
                 if out.give(line(&OutputLine::from_event(event, end))).await.is_err() {
                     return;

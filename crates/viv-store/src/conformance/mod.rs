@@ -8,6 +8,7 @@
 //! case gets its own, with nothing in it. No case depends on how fast anything is.
 
 mod backups;
+mod executions;
 mod idempotency;
 mod journal;
 mod keys;
@@ -189,6 +190,15 @@ macro_rules! __store_cases {
                 k1_are_listed_newest_first_by_every_filter,
                 k7_keep_the_end_of_their_output,
                 j9_are_forgotten_when_they_are_long_over,
+            }
+            executions {
+                x1_are_noted_and_an_end_stays,
+                x5_end_in_the_transaction_that_ends_their_instance,
+                x1_those_that_wait_are_bounded_and_go_with_their_sandbox,
+                x1_of_many_changes_at_once_one_wins,
+                are_listed_newest_first_by_every_filter,
+                j9_the_oldest_that_ended_are_forgotten,
+                x2_outputs_are_kept_bounded_until_their_sandbox_is_over,
             }
             retention {
                 j9_old_lines_are_forgotten,

@@ -5,6 +5,7 @@ use viv_core::FencingToken;
 use viv_core::lifecycle::Sandbox;
 
 use super::Lab;
+use super::executions::started;
 use super::keys::key;
 use super::lab::{MANY, about, change, everything, idempotency, note, owner};
 use super::schedules::schedule;
@@ -40,6 +41,10 @@ async fn seen(store: &dyn Store, sandbox: &Sandbox) -> String {
     format!("{lines:?} {list:?} {leases:?} {keys:?} {meta:?} {known:?}")
 }
 
+fn execution(sandbox: &Sandbox) -> viv_core::execution::Execution {
+    started(sandbox, 1, viv_core::exec::ExecState::Cancelled)
+}
+
 /// Every kind of write, all of which would change something.
 async fn writes(store: &dyn Store, epoch: Epoch, sandbox: &Sandbox, token: FencingToken) -> Vec<(&'static str, bool)> {
     let next = Sandbox { version: sandbox.version + 1, ..sandbox.clone() };
@@ -62,6 +67,9 @@ async fn writes(store: &dyn Store, epoch: Epoch, sandbox: &Sandbox, token: Fenci
             refused(store.remove_schedule(epoch, &schedule(sandbox, 1, None).id, note(1, "late")).await.map(drop)),
         ),
         ("put_task", refused(store.put_task(epoch, task(1, 1), Vec::new()).await)),
+        ("note_executions", refused(store.note_executions(epoch, vec![execution(sandbox)]).await)),
+        ("put_execution", refused(store.put_execution(epoch, execution(sandbox), 9).await)),
+        ("put_outputs", refused(store.put_outputs(epoch, &sandbox.id, Vec::new(), 9).await)),
         ("retain", refused(store.retain(epoch, 99_999, MANY).await.map(drop))),
     ]
 }

@@ -6,6 +6,7 @@
 //!
 //! Architecture invariant: every write checks everything before it changes anything, so there is nothing to roll back.
 
+mod executions;
 mod read;
 mod schedules;
 mod snapshots;
@@ -18,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use tokio::sync::watch;
+use viv_core::execution::Execution;
 use viv_core::lifecycle::Sandbox;
 use viv_core::schedule::Schedule;
 use viv_core::snapshot::Snapshot;
@@ -26,6 +28,7 @@ use viv_core::task::Task;
 use viv_core::{ExecutionId, FencingToken, SandboxId, ScheduleId, SnapshotId, TaskId};
 
 use crate::error::StoreError;
+use crate::execution::{ExecutionListing, ExecutionQuery, KeptBytes};
 use crate::journal::{Cursor, JournalFilter, JournalLine, NewLine};
 use crate::record::{
     ApiKey, Change, Idempotency, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Remembered, ScheduleListing,
@@ -83,6 +86,8 @@ struct State {
     schedules: BTreeMap<ScheduleId, Schedule>,
     tasks: BTreeMap<TaskId, Task>,
     task_outputs: BTreeMap<(TaskId, ExecutionId), TaskOutput>,
+    executions: BTreeMap<(SandboxId, ExecutionId), Execution>,
+    outputs: BTreeMap<(SandboxId, ExecutionId), KeptBytes>,
 }
 
 /// A lease, and under which ownership it was taken.
@@ -396,6 +401,44 @@ impl Store for MemoryStore {
     async fn task_output(&self, task: &TaskId, execution: &ExecutionId) -> Result<Option<TaskOutput>> {
         let place = (task.clone(), execution.clone());
         self.call("task_output", |state| Ok(state.task_outputs.get(&place).cloned()))
+    }
+
+    async fn note_executions(&self, epoch: Epoch, rows: Vec<Execution>) -> Result<()> {
+        self.write("note_executions", epoch, |state| {
+            state.note_executions(rows);
+            Ok(())
+        })
+    }
+
+    async fn put_execution(&self, epoch: Epoch, row: Execution, queued_max: u64) -> Result<()> {
+        self.write("put_execution", epoch, |state| state.put_execution(row, queued_max))
+    }
+
+    async fn execution(&self, sandbox: &SandboxId, execution: &ExecutionId) -> Result<Option<Execution>> {
+        let place = (sandbox.clone(), execution.clone());
+        self.call("execution", |state| Ok(state.executions.get(&place).cloned()))
+    }
+
+    async fn executions(&self, query: &ExecutionQuery) -> Result<ExecutionListing> {
+        self.call("executions", |state| state.executions_like(query))
+    }
+
+    async fn put_outputs(
+        &self,
+        epoch: Epoch,
+        sandbox: &SandboxId,
+        outputs: Vec<KeptBytes>,
+        bytes_max: u64,
+    ) -> Result<()> {
+        self.write("put_outputs", epoch, |state| {
+            state.put_outputs(sandbox, outputs, bytes_max);
+            Ok(())
+        })
+    }
+
+    async fn output(&self, sandbox: &SandboxId, execution: &ExecutionId) -> Result<Option<Vec<u8>>> {
+        let place = (sandbox.clone(), execution.clone());
+        self.call("output", |state| Ok(state.outputs.get(&place).map(|kept| kept.bytes.clone())))
     }
 
     async fn retain(&self, epoch: Epoch, before_ms: u64, limit: usize) -> Result<u64> {

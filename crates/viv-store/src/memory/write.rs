@@ -53,6 +53,7 @@ impl State {
         if !is_living(&sandbox) {
             self.schedules.retain(|_, schedule| schedule.sandbox != sandbox.id);
         }
+        self.settle_executions(&sandbox);
         self.sandboxes.insert(sandbox.id.clone(), sandbox);
         Ok(self.append(lines))
     }
@@ -157,6 +158,7 @@ impl State {
             touched += 1;
         }
         touched += self.retain_tasks(before_ms, limit - touched);
+        touched += self.retain_executions(before_ms, limit - touched);
         let over =
             self.sandboxes.values_mut().filter(|sandbox| sandbox.is_over() && sandbox.phase_since_ms < before_ms);
         for sandbox in over {

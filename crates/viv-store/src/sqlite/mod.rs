@@ -6,6 +6,7 @@
 //! Times and counts beyond 2^63 - 1 are found as if they were that; the record itself keeps what it says.
 
 mod backup;
+mod executions;
 mod failure;
 mod list;
 mod read;
@@ -26,6 +27,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use rusqlite::{Connection, OpenFlags};
 use tokio::sync::watch;
+use viv_core::execution::Execution;
 use viv_core::lifecycle::{Desired, Sandbox};
 use viv_core::schedule::Schedule;
 use viv_core::snapshot::Snapshot;
@@ -34,6 +36,7 @@ use viv_core::task::Task;
 use viv_core::{ExecutionId, FencingToken, SandboxId, ScheduleId, SnapshotId, TaskId};
 
 use crate::error::StoreError;
+use crate::execution::{ExecutionListing, ExecutionQuery, KeptBytes};
 use crate::journal::{Cursor, JournalFilter, JournalLine, NewLine};
 use crate::record::{
     ApiKey, Change, Idempotency, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Remembered, ScheduleListing,
@@ -421,6 +424,40 @@ impl Store for SqliteStore {
     async fn task_output(&self, task: &TaskId, execution: &ExecutionId) -> Result<Option<TaskOutput>> {
         let (task, execution) = (task.clone(), execution.clone());
         self.readers.call(move |db| tasks::output(db, &task, &execution)).await
+    }
+
+    async fn note_executions(&self, epoch: Epoch, rows: Vec<Execution>) -> Result<()> {
+        self.write(epoch, move |db| executions::note(db, &rows)).await
+    }
+
+    async fn put_execution(&self, epoch: Epoch, row: Execution, queued_max: u64) -> Result<()> {
+        self.write(epoch, move |db| executions::put(db, &row, queued_max)).await
+    }
+
+    async fn execution(&self, sandbox: &SandboxId, execution: &ExecutionId) -> Result<Option<Execution>> {
+        let (sandbox, execution) = (sandbox.clone(), execution.clone());
+        self.readers.call(move |db| executions::get(db, &sandbox, &execution)).await
+    }
+
+    async fn executions(&self, query: &ExecutionQuery) -> Result<ExecutionListing> {
+        let query = query.clone();
+        self.readers.call(move |db| executions::list(db, &query)).await
+    }
+
+    async fn put_outputs(
+        &self,
+        epoch: Epoch,
+        sandbox: &SandboxId,
+        outputs: Vec<KeptBytes>,
+        bytes_max: u64,
+    ) -> Result<()> {
+        let sandbox = sandbox.clone();
+        self.write(epoch, move |db| executions::put_outputs(db, &sandbox, &outputs, bytes_max)).await
+    }
+
+    async fn output(&self, sandbox: &SandboxId, execution: &ExecutionId) -> Result<Option<Vec<u8>>> {
+        let (sandbox, execution) = (sandbox.clone(), execution.clone());
+        self.readers.call(move |db| executions::output(db, &sandbox, &execution)).await
     }
 
     async fn retain(&self, epoch: Epoch, before_ms: u64, limit: usize) -> Result<u64> {

@@ -58,6 +58,7 @@ pub(super) fn commit(db: &Connection, change: &Change) -> Result<Cursor> {
         super::snapshots::put(db, row, &[])?;
     }
     put(db, sandbox, found.as_ref())?;
+    super::executions::settle(db, sandbox)?;
     if sandbox.is_over() {
         db.prepare_cached("DELETE FROM leases WHERE sandbox = ?1")?.execute([sandbox.id.as_str()])?;
     }
@@ -288,6 +289,7 @@ pub(super) fn retain(db: &Connection, before_ms: u64, limit: usize) -> Result<u6
         left -= db.prepare_cached(statement)?.execute(params![before, int(left as u64)])?;
     }
     left -= super::tasks::retain(db, before_ms, left)?;
+    left -= super::executions::retain(db, before_ms, left)?;
     let old = "SELECT record, active_at FROM sandboxes INDEXED BY sandboxes_to_shrink
                WHERE phase = 'stopped' AND shrunk = 0 AND phase_since < ?1 ORDER BY phase_since LIMIT ?2";
     let mut old = db.prepare_cached(old)?;

@@ -2,12 +2,12 @@
 
 use std::process::ExitCode;
 
-use viv_api::bound::SandboxRef;
+use viv_api::bound::{SandboxRef, SearchText, TailLines};
 use viv_core::ExecutionId;
 
 use super::Daemon;
 use super::interrupt::{Interrupts, Policy};
-use super::session::{self, How};
+use super::session::{self, Begin, How};
 
 /// Take up the output of a command again, also of one that ended
 ///
@@ -19,8 +19,14 @@ pub(crate) struct Args {
     /// The command's id
     execution: ExecutionId,
     /// The first byte of output to show
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, conflicts_with = "tail")]
     offset: u64,
+    /// Begin with the last so many lines of what there is
+    #[arg(long, value_name = "LINES")]
+    tail: Option<TailLines>,
+    /// Show only lines of what there is that have this in them, at most 1,000
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["tail", "interactive"])]
+    search: Option<SearchText>,
     /// Pass standard input in, after what the command was given so far
     #[arg(long, short)]
     interactive: bool,
@@ -32,7 +38,13 @@ pub(crate) struct Args {
 pub(super) fn run(args: &Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
     let execution = daemon.sandbox(&args.sandbox).execution(args.execution.clone()).get()?;
     let tty = args.interactive && execution.tty;
-    let how = How { offset: args.offset, follow: !args.no_follow, stdin: args.interactive, tty, ours: false };
+    let begin = match (&args.tail, &args.search) {
+        (Some(lines), _) => Begin::Tail(*lines),
+        (None, Some(text)) => Begin::Search(text.clone(), args.offset),
+        (None, None) => Begin::Offset(args.offset),
+    };
+    let follow = !args.no_follow && args.search.is_none();
+    let how = How { begin, follow, stdin: args.interactive, tty, ours: false };
     let interrupts = Interrupts::catch(&daemon.client, Policy::Leave)?;
     session::stay(daemon, &execution, &how, Some(&interrupts)).map(session::exit)
 }

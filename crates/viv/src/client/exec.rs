@@ -2,13 +2,15 @@
 
 use std::process::ExitCode;
 
-use viv_api::bound::{Argument, Argv, CommandEnv, ExecutionMs, GenerationNumber, Path, SandboxRef, UserName};
+use viv_api::bound::{
+    Argument, Argv, CommandEnv, ExecutionMs, GenerationNumber, Path, QueueMs, RunningMax, SandboxRef, UserName,
+};
 use viv_api::execution::{StartExecution, TimeLimit};
 
 use super::Daemon;
 use super::interrupt::{Interrupts, Policy};
 use super::new::{fresh_key, variables, wrong};
-use super::session::{self, How};
+use super::session::{self, Begin, How};
 use super::terminal;
 use crate::text::parse_span;
 
@@ -54,6 +56,10 @@ fn time_limit(text: &str) -> Result<TimeLimit, String> {
     ExecutionMs::new(parse_span(text)?).map(TimeLimit::Ms).map_err(|error| error.to_string())
 }
 
+fn queue(text: &str) -> Result<QueueMs, String> {
+    QueueMs::new(parse_span(text)?).map_err(|error| error.to_string())
+}
+
 /// Run a command in a sandbox
 ///
 /// A connection that breaks is made again, and no output is lost or shown twice. Ctrl-C goes to the command; a second one
@@ -76,6 +82,12 @@ pub(crate) struct Args {
     /// Resume the sandbox if it is frozen or hibernated
     #[arg(long)]
     wake: bool,
+    /// Wait up to this long for the sandbox to be ready, and for a place in it
+    #[arg(long, value_name = "SPAN", value_parser = queue, conflicts_with_all = ["interactive", "tty"])]
+    queue: Option<QueueMs>,
+    /// With --queue: start it only when fewer than this many run in the foreground
+    #[arg(long, value_name = "N", requires = "queue")]
+    running_max: Option<RunningMax>,
     /// The generation that is meant; another one is refused
     #[arg(long, value_name = "N")]
     generation: Option<GenerationNumber>,
@@ -90,6 +102,8 @@ pub(super) fn run(args: Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
     let mut request = args.command.request(stdin, args.tty)?;
     request.env = CommandEnv::new(variables(&args.env)?).map_err(wrong)?;
     request.wake = args.wake;
+    request.queue_ms = args.queue;
+    request.running_max = args.running_max;
     request.detach = args.detach;
     // A service has no time limit unless one is named.
     if args.detach {
@@ -105,6 +119,6 @@ pub(super) fn run(args: Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
     }
     let interrupts = Interrupts::catch(&daemon.client, Policy::Pass)?;
     let execution = handle.start(&request, Some(&fresh_key()?))?;
-    let how = How { offset: 0, follow: true, stdin, tty: args.tty, ours: true };
+    let how = How { begin: Begin::Offset(0), follow: true, stdin, tty: args.tty, ours: true };
     session::stay(daemon, &execution, &how, Some(&interrupts)).map(session::exit)
 }

@@ -3,7 +3,9 @@
 use std::process::ExitCode;
 
 use viv_api::bound::SandboxRef;
+use viv_api::client::ClientError;
 use viv_api::execution::{Execution, ExecutionState};
+use viv_api::query::ListAllExecutions;
 
 use super::table::{NONE, Table, age};
 use super::{Daemon, now_ms, print, print_json, width};
@@ -12,21 +14,57 @@ use crate::text::span;
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Id or name
-    sandbox: SandboxRef,
+    #[arg(required_unless_present = "all", conflicts_with = "all")]
+    sandbox: Option<SandboxRef>,
+    /// Of all sandboxes, newest first
+    #[arg(long, short)]
+    all: bool,
+    /// Only those in this state: queued, running, suspended, exited, signalled, oom_killed, failed, cancelled, timed_out
+    /// or lost
+    #[arg(long, value_name = "STATE", value_parser = state)]
+    state: Option<ExecutionState>,
+    /// Show at most this many
+    #[arg(long, short = 'n', value_name = "N")]
+    limit: Option<usize>,
+}
+
+fn state(text: &str) -> Result<ExecutionState, String> {
+    let parsed = serde_json::from_value(serde_json::Value::String(text.replace('-', "_")));
+    parsed.map_err(|_| format!("there is no state {text}"))
 }
 
 pub(super) fn run(args: &Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
-    let handle = daemon.sandbox(&args.sandbox);
-    let mut table = Table::new(&["ID", "STATE", "EXIT", "STARTED", "TOOK", "COMMAND"]);
-    for execution in handle.executions_all() {
+    let Args { sandbox, state, limit, .. } = args;
+    let wanted = |execution: &Execution| state.is_none_or(|state| execution.state == state);
+    let all: Box<dyn Iterator<Item = Result<Execution, ClientError>>> = match sandbox {
+        Some(sandbox) => {
+            let handle = daemon.sandbox(sandbox);
+            // Those of one sandbox are a few pages, and its handle does not outlive this.
+            Box::new(handle.executions_all().collect::<Vec<_>>().into_iter())
+        }
+        None => Box::new(daemon.client.executions_all(ListAllExecutions { state: *state, ..Default::default() })),
+    };
+    let all = all.filter(|execution| execution.as_ref().map_or(true, wanted)).take(limit.unwrap_or(usize::MAX));
+    let mut of_one = Table::new(&["ID", "STATE", "EXIT", "STARTED", "TOOK", "COMMAND"]);
+    let mut of_all = Table::new(&["SANDBOX", "ID", "STATE", "EXIT", "STARTED", "TOOK", "COMMAND"]);
+    for execution in all {
         let execution = execution?;
         if daemon.json {
             print_json(&execution)?;
+            continue;
+        }
+        let row = row(&execution, now_ms());
+        if sandbox.is_some() {
+            of_one.row(row);
         } else {
-            table.row(row(&execution, now_ms()));
+            let [id, state, exit, started, took, command] = row;
+            of_all.row([execution.sandbox.to_string(), id, state, exit, started, took, command]);
         }
     }
-    if daemon.json { Ok(ExitCode::SUCCESS) } else { print(&table.render(width())) }
+    if daemon.json {
+        return Ok(ExitCode::SUCCESS);
+    }
+    print(&if sandbox.is_some() { of_one.render(width()) } else { of_all.render(width()) })
 }
 
 fn row(execution: &Execution, now_ms: u64) -> [String; 6] {
@@ -43,7 +81,7 @@ fn row(execution: &Execution, now_ms: u64) -> [String; 6] {
         execution.id.to_string(),
         word(execution.state).to_owned(),
         exit,
-        age(now_ms, execution.started_at_ms),
+        age(now_ms, execution.started_at_ms.or(execution.asked_at_ms)),
         took.unwrap_or_else(|| NONE.to_owned()),
         execution.argv.join(" "),
     ]

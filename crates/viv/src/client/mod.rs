@@ -20,6 +20,7 @@ mod feed;
 mod fork;
 mod interrupt;
 mod key;
+mod kill;
 mod limits;
 mod logs;
 mod new;
@@ -76,10 +77,12 @@ pub(crate) enum Verb {
     Show(show::Args),
     Exec(exec::Args),
     Attach(attach::Args),
-    /// List the commands of a sandbox
+    /// List the commands of a sandbox, or of all
     Executions(executions::Args),
     /// End a command with all that it started, or send it a signal
     Cancel(cancel::Args),
+    /// Send a signal to a command's first process
+    Kill(kill::Args),
     Cp(cp::Args),
     /// Show the logs of a sandbox, or the daemon's
     Logs(logs::Args),
@@ -161,6 +164,7 @@ fn dispatch(verb: Verb, global: &Global) -> anyhow::Result<ExitCode> {
         Verb::Attach(args) => attach::run(&args, &daemon),
         Verb::Executions(args) => executions::run(&args, &daemon),
         Verb::Cancel(args) => cancel::run(args, &daemon),
+        Verb::Kill(args) => kill::run(args, &daemon),
         Verb::Cp(args) => cp::run(&args, &daemon),
         Verb::Logs(args) => logs::run(&args, &daemon),
         Verb::Stats(args) => stats::run(&args, &daemon),

@@ -11,7 +11,7 @@ use super::exec::CommandArgs;
 use super::interrupt::{Interrupts, Policy};
 use super::new::{self, NewArgs, fresh_key};
 use super::progress::Waiting;
-use super::session::{self, How};
+use super::session::{self, Begin, How};
 use super::terminal;
 use crate::fail::SIGNAL_BASE;
 
@@ -64,7 +64,7 @@ pub(super) fn run(args: Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
         if args.keep {
             eprintln!("execution: {}", execution.id);
         }
-        let how = How { offset: 0, follow: true, stdin: true, tty, ours: true };
+        let how = How { begin: Begin::Offset(0), follow: true, stdin: true, tty, ours: true };
         session::stay(daemon, &execution, &how, Some(&interrupts))
     };
     let outcome = work();

@@ -3,8 +3,8 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use viv_api::bound::SandboxRef;
-use viv_api::client::Client;
+use viv_api::bound::{SandboxRef, SearchText, TailLines};
+use viv_api::client::{Client, SandboxHandle};
 use viv_api::execution::{Execution, ExecutionState, OutputLine, OutputStream};
 
 use super::interrupt::Interrupts;
@@ -17,11 +17,21 @@ const KILL: u8 = 9;
 /// What a cancel amounts to.
 const TERMINATE: u8 = 15;
 
+/// Where output begins that is shown.
+pub(super) enum Begin {
+    /// At this byte.
+    Offset(u64),
+    /// With the last so many lines.
+    Tail(TailLines),
+    /// Only lines with this in them, from this byte on.
+    Search(SearchText, u64),
+}
+
 /// How to be with a command.
 #[expect(clippy::struct_excessive_bools, reason = "they are independent of each other")]
 pub(super) struct How {
-    /// The first byte of output to show.
-    pub(super) offset: u64,
+    /// Which output to show.
+    pub(super) begin: Begin,
     /// Whether to go on until it ends.
     pub(super) follow: bool,
     /// Whether our input is its.
@@ -68,18 +78,38 @@ pub(super) fn exit(code: u8) -> ExitCode {
     ExitCode::from(code)
 }
 
+/// Its sandbox, at its instance while it is in one: what waits may start in another, and what ended is kept for longer.
+fn of<'c>(client: &'c Client, execution: &Execution) -> SandboxHandle<'c> {
+    let handle = client.sandbox(SandboxRef::from(&execution.sandbox));
+    match execution.state {
+        ExecutionState::Running | ExecutionState::Suspended => handle.at(execution.generation),
+        ExecutionState::Queued
+        | ExecutionState::Exited
+        | ExecutionState::Signalled
+        | ExecutionState::OomKilled
+        | ExecutionState::Failed
+        | ExecutionState::Cancelled
+        | ExecutionState::TimedOut
+        | ExecutionState::Lost => handle,
+    }
+}
+
 /// Ends a command; that it ended already is as good.
 pub(super) fn cancel(client: &Client, execution: &Execution) {
-    let handle = client.sandbox(SandboxRef::from(&execution.sandbox)).at(execution.generation);
+    let handle = of(client, execution);
     if let Err(error) = handle.execution(execution.id.clone()).cancel() {
         eprintln!("viv: {} could not be cancelled: {error}", execution.id);
     }
 }
 
 fn show(daemon: &Daemon, execution: &Execution, how: &How) -> anyhow::Result<Execution> {
-    let handle = daemon.client.sandbox(SandboxRef::from(&execution.sandbox)).at(execution.generation);
-    let handle = handle.execution(execution.id.clone());
-    let output = if how.follow { handle.follow(how.offset) } else { handle.output(how.offset) };
+    let handle = of(&daemon.client, execution).execution(execution.id.clone());
+    let output = match &how.begin {
+        Begin::Offset(offset) if how.follow => handle.follow(*offset),
+        Begin::Offset(offset) => handle.output(*offset),
+        Begin::Tail(lines) => handle.tail(*lines, how.follow),
+        Begin::Search(text, offset) => handle.search(text.clone(), *offset),
+    };
     for line in output {
         let line = line?;
         if daemon.json {
@@ -156,12 +186,17 @@ pub(super) mod tests {
             exit_code: Some(0),
             signal: None,
             message: None,
+            cause: Some("exit".to_owned()),
             argv: vec!["sh".to_owned(), "-c".to_owned(), "echo hi".to_owned()],
             cwd: None,
             user: None,
             tty: false,
             detach: false,
             limit_ms: None,
+            by: None,
+            asked_at_ms: None,
+            queued_until_ms: None,
+            learnt_at_ms: None,
             started_at_ms: Some(1_000),
             ended_at_ms: Some(3_500),
             output_bytes: 3,

@@ -1,0 +1,320 @@
+//! Executions on the real daemon with real sandboxes: they outlive everyone, wait in a bounded queue, and none of them
+//! stays (SPEC part 3).
+#![allow(missing_docs, reason = "tests")]
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use support::daemon::{Daemon, PATIENCE, run};
+use support::held::Held;
+use support::{eventually, eventually_within, is_alive, kill};
+use viv_api::ErrorCode;
+use viv_api::bound::{IdempotencyKey, MemoryBytes, QueueMs, RunningMax, SandboxName, SearchText, TailLines};
+use viv_api::client::Output;
+use viv_api::execution::{Execution, ExecutionState, OutputLine, StartExecution, TimeLimit};
+use viv_api::limits::{Limit, Limits};
+use viv_api::query::ListAllExecutions;
+use viv_api::sandbox::{CreateSandbox, EnsureSandbox, Phase, RestSandbox, Sandbox, Status};
+use viv_core::{ExecutionId, SandboxId};
+
+/// Longer than anything here waits in a queue for its turn.
+const QUEUE_MS: u64 = 120_000;
+
+/// A silent agent is noticed after a time limit has passed, and given up after several looks.
+const SILENCE: Duration = Duration::from_secs(120);
+
+fn sh(script: &str) -> StartExecution {
+    StartExecution::of(["/bin/sh", "-c", script]).unwrap()
+}
+
+fn queued(script: &str, queue_ms: u64) -> StartExecution {
+    StartExecution { queue_ms: Some(QueueMs::new(queue_ms).unwrap()), ..sh(script) }
+}
+
+/// Only when nothing else runs in the foreground.
+fn alone(script: &str, queue_ms: u64) -> StartExecution {
+    StartExecution { running_max: Some(RunningMax::new(1).unwrap()), ..queued(script, queue_ms) }
+}
+
+fn get(daemon: &Daemon, id: &SandboxId, execution: &ExecutionId) -> Execution {
+    daemon.sandbox(id).execution(execution.clone()).get().unwrap()
+}
+
+fn ended(daemon: &Daemon, id: &SandboxId, execution: &ExecutionId) -> Execution {
+    eventually_within(PATIENCE, "it ended", || get(daemon, id, execution).state.is_final());
+    get(daemon, id, execution)
+}
+
+fn text(output: Output<'_>) -> String {
+    let text = |line| match line {
+        OutputLine::Chunk(chunk) => chunk.text.unwrap(),
+        OutputLine::Cut(cut) => format!("[{} cut]", cut.cut.to - cut.cut.from),
+        OutputLine::End(_) | OutputLine::Alive(_) => String::new(),
+    };
+    output.map(|line| text(line.unwrap())).collect()
+}
+
+fn all(daemon: &Daemon) -> Vec<Execution> {
+    daemon.client().executions_all(ListAllExecutions::default()).map(Result::unwrap).collect()
+}
+
+/// The row as the list of all sandboxes has it.
+fn listed(daemon: &Daemon, execution: &ExecutionId) -> Execution {
+    all(daemon).into_iter().find(|one| one.id == *execution).expect("it is in the list of all")
+}
+
+fn named(daemon: &Daemon, name: &str) -> Sandbox {
+    let request = CreateSandbox { name: Some(SandboxName::new(name).unwrap()), ..CreateSandbox::default() };
+    daemon.create_from(&request)
+}
+
+#[test]
+fn x2_an_execution_is_taken_up_at_an_offset_after_kill_9_of_the_daemon() {
+    let mut daemon = Daemon::start();
+    let id = daemon.create().id;
+    let detached = StartExecution {
+        detach: true,
+        limit_ms: Some(TimeLimit::NONE),
+        ..sh("trap 'echo heard; exit 7' USR1; echo begun; while :; do sleep 0.05; done")
+    };
+    let key: IdempotencyKey = "the-one".parse().unwrap();
+    let started = daemon.sandbox(&id).start(&detached, Some(&key)).unwrap();
+    let handle = |daemon: &Daemon| daemon.client().sandbox(&id).execution(started.id.clone()).get().unwrap();
+    eventually("it began", || handle(&daemon).output_bytes == 6);
+    daemon.kill();
+    daemon.restart();
+    let found = handle(&daemon);
+    assert_eq!((found.state, &found.argv, found.detach), (ExecutionState::Running, &started.argv, true));
+    assert!(found.by.as_deref().is_some_and(|by| by.starts_with("key")), "{found:?}");
+    assert_eq!(listed(&daemon, &started.id).state, ExecutionState::Running);
+    // The same key is the same execution, also for a daemon that did not start it.
+    assert_eq!(daemon.sandbox(&id).start(&detached, Some(&key)).unwrap().id, started.id);
+    assert_eq!(all(&daemon).len(), 1);
+
+    daemon.sandbox(&id).execution(started.id.clone()).signal("10".parse().unwrap()).unwrap();
+    let rest = text(daemon.sandbox(&id).execution(started.id.clone()).follow(6));
+    assert_eq!(rest, "heard\n");
+    let end = ended(&daemon, &id, &started.id);
+    assert_eq!((end.exit_code, end.cause.as_deref()), (Some(7), Some("exit")));
+    // Its end was pushed: the list of all knows it without anybody having looked.
+    eventually("its row says so", || listed(&daemon, &started.id).state == ExecutionState::Exited);
+    daemon.remove(&id);
+    daemon.assert_nothing_left();
+}
+
+#[test]
+fn x5_after_a_hibernation_nothing_runs_and_outputs_are_still_read() {
+    let mut daemon = Daemon::start();
+    let id = named(&daemon, "kept").id;
+    let (said, done) = run(&daemon.sandbox(&id), "seq 1 2000; echo last words");
+    let runs = daemon.sandbox(&id).start(&sh("echo waits; sleep 1000"), None).unwrap();
+    let dead = daemon.sandbox(&id).start(&sh("kill -SEGV $$"), None).unwrap();
+    ended(&daemon, &id, &dead.id);
+    daemon.sandbox(&id).hibernate(&RestSandbox::default()).unwrap();
+    let rests = |daemon: &Daemon| {
+        let states: Vec<_> = daemon.sandbox(&id).executions_all().map(|one| one.unwrap().state).collect();
+        assert_eq!(states, [ExecutionState::Exited, ExecutionState::Lost, ExecutionState::Signalled]);
+        let lost = get(daemon, &id, &runs.id);
+        assert_eq!((lost.state, lost.cause.as_deref()), (ExecutionState::Lost, Some("hibernated")));
+        let handle = daemon.sandbox(&id).execution(done.id.clone());
+        assert_eq!(text(handle.output(0)), said);
+        assert_eq!(text(handle.output(5)), said[5..]);
+        assert_eq!(text(handle.tail(TailLines::new(2).unwrap(), false)), "2000\nlast words\n");
+        assert_eq!(text(handle.search(SearchText::new("last").unwrap(), 0)), "last words\n");
+        assert_eq!(text(daemon.sandbox(&id).execution(runs.id.clone()).output(0)), "waits\n");
+    };
+    daemon.wait_for(&id, "it rests", |sandbox| sandbox.phase == Phase::Hibernated);
+    rests(&daemon);
+    daemon.kill();
+    daemon.restart();
+    rests(&daemon);
+    // And after a resume the list equals reality: nothing of before runs.
+    daemon.sandbox(&id).ensure(&EnsureSandbox::default()).unwrap();
+    daemon.wait_for(&id, "it is ready", |sandbox| sandbox.status == Status::Ready);
+    rests(&daemon);
+    let (_, fresh) = run(&daemon.sandbox(&id), "pgrep sleep || echo nothing");
+    assert_eq!(fresh.exit_code, Some(0));
+    assert!(all(&daemon).iter().all(|one| one.state.is_final()));
+    assert_eq!(all(&daemon).len(), 4);
+    daemon.remove(&id);
+    daemon.assert_nothing_left();
+}
+
+#[test]
+fn x1_what_waits_is_started_in_its_turn_or_ends_with_an_error() {
+    let daemon = Daemon::start();
+    let id = named(&daemon, "busy").id;
+    let sandbox = daemon.sandbox(&id);
+    let blocker = sandbox.start(&sh("while [ ! -e /tmp/go ]; do sleep 0.05; done"), None).unwrap();
+    let second = sandbox.start(&alone("echo second", QUEUE_MS), None).unwrap();
+    let late = sandbox.start(&alone("echo never", 300), None).unwrap();
+    let cancelled = sandbox.start(&alone("echo never", QUEUE_MS), None).unwrap();
+    for waits in [&second, &late, &cancelled] {
+        assert_eq!((waits.state, waits.started_at_ms), (ExecutionState::Queued, None), "{waits:?}");
+        assert!(waits.queued_until_ms.is_some());
+    }
+    assert_eq!(sandbox.execution(cancelled.id.clone()).cancel().unwrap().state, ExecutionState::Cancelled);
+    let late = ended(&daemon, &id, &late.id);
+    assert_eq!((late.state, late.cause.as_deref()), (ExecutionState::Failed, Some("not_started")));
+    assert!(late.message.as_deref().unwrap().contains("300 ms"), "{late:?}");
+    assert_eq!(get(&daemon, &id, &second.id).state, ExecutionState::Queued);
+    // So many may wait, and no more.
+    let mut waiting = vec![second.id.clone()];
+    let refused = loop {
+        match sandbox.start(&alone("echo more", QUEUE_MS), None) {
+            Ok(more) => waiting.push(more.id),
+            Err(error) => break error,
+        }
+        assert!(waiting.len() <= 64, "the queue has no end");
+    };
+    assert_eq!((waiting.len(), refused.code()), (64, Some(ErrorCode::QuotaExceeded)));
+    for more in &waiting[1..] {
+        sandbox.execution(more.clone()).cancel().unwrap();
+    }
+    // Who follows what waits hears all of it.
+    run(&sandbox, "touch /tmp/go");
+    assert_eq!(text(sandbox.execution(second.id.clone()).follow(0)), "second\n");
+    assert_eq!(ended(&daemon, &id, &blocker.id).exit_code, Some(0));
+    assert_eq!(ended(&daemon, &id, &second.id).exit_code, Some(0));
+
+    // What is at rest is not woken by it, unless that is said; what waits there is started when it is ready.
+    daemon.sandbox(&id).hibernate(&RestSandbox::default()).unwrap();
+    daemon.wait_for(&id, "it rests", |sandbox| sandbox.phase == Phase::Hibernated);
+    assert_eq!(sandbox.start(&queued("true", QUEUE_MS), None).unwrap_err().code(), Some(ErrorCode::NotRunning));
+    let woken = StartExecution { wake: true, ..queued("echo awake", QUEUE_MS) };
+    let woken = sandbox.start(&woken, None).unwrap();
+    assert_eq!(text(sandbox.execution(woken.id.clone()).follow(0)), "awake\n");
+    assert_eq!(ended(&daemon, &id, &woken.id).exit_code, Some(0));
+    assert!(all(&daemon).iter().all(|one| one.state.is_final()));
+    daemon.remove(&id);
+    daemon.assert_nothing_left();
+}
+
+#[test]
+fn x1_what_waits_is_started_once_by_whoever_comes_after_kill_9() {
+    let mut daemon = Daemon::start();
+    let id = daemon.create().id;
+    let sandbox = daemon.sandbox(&id);
+    sandbox.start(&sh("while [ ! -e /tmp/go ]; do sleep 0.05; done"), None).unwrap();
+    let key: IdempotencyKey = "once".parse().unwrap();
+    let request = alone("echo ran >> /tmp/ran; cat /tmp/ran", QUEUE_MS);
+    let waits = sandbox.start(&request, Some(&key)).unwrap();
+    assert_eq!(waits.state, ExecutionState::Queued);
+    daemon.kill();
+    daemon.restart();
+    assert_eq!(get(&daemon, &id, &waits.id).state, ExecutionState::Queued);
+    // Asked for again, it is the same.
+    assert_eq!(daemon.sandbox(&id).start(&request, Some(&key)).unwrap().id, waits.id);
+    let other = daemon.sandbox(&id).start(&alone("echo other", QUEUE_MS), Some(&key)).unwrap_err();
+    assert_eq!(other.code(), Some(ErrorCode::IdempotencyMismatch));
+    run(&daemon.sandbox(&id), "touch /tmp/go");
+    assert_eq!(text(daemon.sandbox(&id).execution(waits.id.clone()).follow(0)), "ran\n");
+    daemon.kill();
+    daemon.restart();
+    assert_eq!(ended(&daemon, &id, &waits.id).exit_code, Some(0));
+    assert_eq!(run(&daemon.sandbox(&id), "cat /tmp/ran").0, "ran\n");
+    daemon.remove(&id);
+    daemon.assert_nothing_left();
+}
+
+#[test]
+fn x1_what_waits_for_a_sandbox_that_goes_ends_with_it() {
+    let daemon = Daemon::start();
+    let id = named(&daemon, "going").id;
+    let sandbox = daemon.sandbox(&id);
+    sandbox.start(&sh("sleep 1000"), None).unwrap();
+    let waits = sandbox.start(&alone("echo never", QUEUE_MS), None).unwrap();
+    sandbox.hibernate(&RestSandbox::default()).unwrap();
+    let end = ended(&daemon, &id, &waits.id);
+    assert_eq!((end.state, end.cause.as_deref()), (ExecutionState::Failed, Some("not_started")), "{end:?}");
+    assert!(all(&daemon).iter().all(|one| one.state.is_final()), "{:?}", all(&daemon));
+    daemon.remove(&id);
+    daemon.assert_nothing_left();
+}
+
+#[test]
+fn x6_exit_signal_memory_agent_and_sandbox_are_told_apart() {
+    let daemon = Daemon::start();
+    let limits = Limits { memory_bytes: Some(Limit::Number(MemoryBytes::new(64 << 20).unwrap())), ..Limits::default() };
+    let id = daemon.create_from(&CreateSandbox { limits, ..CreateSandbox::default() }).id;
+    let sandbox = daemon.sandbox(&id);
+    for (script, state, cause) in [
+        ("exit 3", ExecutionState::Exited, "exit"),
+        ("kill -KILL $$", ExecutionState::Signalled, "signal"),
+        ("a=x; while :; do a=$a$a; done", ExecutionState::OomKilled, "oom_kill"),
+    ] {
+        let (_, end) = run(&sandbox, script);
+        assert_eq!((end.state, end.cause.as_deref()), (state, Some(cause)), "{script}");
+        assert_eq!(get(&daemon, &id, &end.id).cause.as_deref(), Some(cause));
+    }
+    let limited = StartExecution { limit_ms: Some(TimeLimit::Ms("100".parse().unwrap())), ..sh("sleep 1000") };
+    let limited = sandbox.start(&limited, None).unwrap();
+    assert_eq!(ended(&daemon, &id, &limited.id).cause.as_deref(), Some("time_limit"));
+    let missing = sandbox.start(&StartExecution::of(["/no/such/program"]).unwrap(), None).unwrap();
+    assert_eq!(ended(&daemon, &id, &missing.id).cause.as_deref(), Some("not_started"));
+    daemon.remove(&id);
+
+    for (agent, cause) in [(true, "crashed"), (false, "supervisor_lost")] {
+        let id = daemon.create().id;
+        let runs = daemon.sandbox(&id).start(&sh("sleep 1000"), None).unwrap();
+        let host = daemon.host(&id);
+        Held::of(if agent { host.agent_pid } else { host.shim_pid }).kill();
+        daemon.wait_for(&id, "it is lost", |sandbox| sandbox.status == Status::Lost);
+        eventually_within(PATIENCE, "its row says so", || {
+            let end = listed(&daemon, &runs.id);
+            end.state == ExecutionState::Lost && end.cause.as_deref() == Some(cause)
+        });
+        let end = get(&daemon, &id, &runs.id);
+        assert_eq!((end.state, end.cause.as_deref()), (ExecutionState::Lost, Some(cause)));
+        daemon.remove(&id);
+    }
+    daemon.assert_nothing_left();
+}
+
+#[test]
+fn x3_a_child_that_changed_its_session_and_ignores_term_is_gone_after_a_cancel() {
+    let daemon = Daemon::start();
+    let id = daemon.create().id;
+    let script = "setsid sh -c 'trap \"\" TERM HUP; echo $$ > /tmp/child; while :; do sleep 1; done' & \
+                  while :; do sleep 1; done";
+    let runs = daemon.sandbox(&id).start(&sh(script), None).unwrap();
+    let sandbox = daemon.sandbox(&id);
+    eventually("the child is there", || run(&sandbox, "cat /tmp/child 2>/dev/null").0.trim().parse::<u32>().is_ok());
+    let before = daemon.processes().len();
+    let began = Instant::now();
+    let end = sandbox.execution(runs.id.clone()).cancel().unwrap();
+    assert_eq!(end.state, ExecutionState::Cancelled);
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+    assert_eq!(run(&sandbox, "kill -0 $(cat /tmp/child) 2>/dev/null || echo gone").0, "gone\n");
+    assert!(daemon.processes().len() < before);
+    assert_eq!(listed(&daemon, &runs.id).state, ExecutionState::Cancelled);
+    daemon.remove(&id);
+    daemon.assert_nothing_left();
+}
+
+#[test]
+fn x1_nothing_runs_past_its_deadline_with_an_agent_that_stands_still() {
+    let daemon = Daemon::start();
+    let id = named(&daemon, "silent").id;
+    run(&daemon.sandbox(&id), "echo precious > /root/kept");
+    let limited = StartExecution { limit_ms: Some(TimeLimit::Ms("2000".parse().unwrap())), ..sh("sleep 1000") };
+    let runs = daemon.sandbox(&id).start(&limited, None).unwrap();
+    let agent = daemon.host(&id).agent_pid.unwrap();
+    kill(agent, Signal::STOP);
+    // Nobody looks at it in particular: the list of all is told by rows.
+    let until = Instant::now() + SILENCE;
+    while !listed(&daemon, &runs.id).state.is_final() {
+        assert!(Instant::now() < until, "it runs on: {:?}\n{}", listed(&daemon, &runs.id), daemon.said());
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    assert_eq!(listed(&daemon, &runs.id).state, ExecutionState::Lost);
+    eventually_within(PATIENCE, "the agent is gone", || !is_alive(agent));
+    // Its files were saved before.
+    daemon.sandbox(&id).ensure(&EnsureSandbox::default()).unwrap();
+    daemon.wait_for(&id, "it is ready", |sandbox| sandbox.status == Status::Ready);
+    assert_eq!(run(&daemon.sandbox(&id), "cat /root/kept").0, "precious\n");
+    daemon.remove(&id);
+    daemon.assert_nothing_left();
+}
