@@ -17,7 +17,7 @@ pub use number::{
     Port, Processes, ReadyMs, Restarts, Sequence, Signal, SnapshotsAgeMs, SnapshotsMax, TerminalSide, TtlMs, WaitMs,
 };
 pub use text::{
-    Argument, CommandEnvValue, ComponentName, CronText, Cursor, EnvName, EnvValue, FileMode, HookSecret,
+    Argument, CommandEnvValue, ComponentName, CronText, Cursor, EnvName, EnvValue, EventKind, FileMode, HookSecret,
     IdempotencyKey, ImageName, KeyId, KeyName, LabelKey, LabelValue, LeaseName, Named, Note, Path, ProjectName,
     SandboxName, SandboxRef, ScheduleRef, ServiceName, SnapshotRef, UserName, WebhookUrl, Word, ZoneName,
 };

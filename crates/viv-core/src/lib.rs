@@ -16,6 +16,7 @@ pub mod limits;
 pub mod schedule;
 pub mod service;
 pub mod snapshot;
+pub mod span;
 pub mod spec;
 
 pub use cause::EndCause;

@@ -177,7 +177,11 @@ impl Inner {
         let instance = InstanceRef { sandbox: record.id.clone(), generation };
         let asked = self.call(&record.id, self.config.budgets.probe, self.provider.executions(&instance)).await;
         let now_ms = self.clock.now_ms();
-        let lost = asked.unwrap_or_default().into_iter().filter_map(|mut status| {
+        let asked = asked.unwrap_or_default();
+        for status in &asked {
+            self.saw(status).await;
+        }
+        let lost = asked.into_iter().filter_map(|mut status| {
             let cause = match (&status.state, saved) {
                 (ExecState::Running | ExecState::Lost { .. }, true) => HIBERNATED.to_owned(),
                 (ExecState::Lost { cause }, false) => cause.clone(),
@@ -198,6 +202,9 @@ impl Inner {
             Some(LostExecution { generation, status })
         });
         let lost: Vec<LostExecution> = lost.collect();
+        for one in &lost {
+            self.saw(&one.status).await;
+        }
         let remembered = self.amend(&record.id, |record| {
             let known = &record.lost_executions;
             let new: Vec<LostExecution> =

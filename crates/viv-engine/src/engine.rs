@@ -6,14 +6,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
-use viv_core::lifecycle::{Accepted, Event, Happened, Moment, Phase, PhaseName, Sandbox, Stepped, outstanding, step};
 use viv_core::SandboxId;
+use viv_core::lifecycle::{Accepted, Event, Happened, Moment, Phase, PhaseName, Sandbox, Stepped, outstanding, step};
 use viv_provider::{Capability, Provider};
 use viv_store::{Change, Epoch, Lease, Quota, Store, StoreError};
 
 use crate::breaker::{Breaker, BreakerStatus, Outside};
 use crate::clock::Clock;
 use crate::config::EngineConfig;
+use crate::deeds::Deeds;
 use crate::driver::Drivers;
 use crate::error::{EngineError, denied};
 use crate::gate::Gate;
@@ -79,6 +80,7 @@ pub(crate) struct Inner {
     pub(crate) entering: std::sync::atomic::AtomicUsize,
     pub(crate) savers: Savers,
     pub(crate) removers: Removers,
+    pub(crate) deeds: Deeds,
     /// Who waits for a sandbox to change.
     waiting: Mutex<HashMap<SandboxId, Arc<Notify>>>,
     /// True once the daemon ends.
@@ -158,6 +160,7 @@ impl Engine {
                 entering: std::sync::atomic::AtomicUsize::default(),
                 savers: Savers::default(),
                 removers: Removers::default(),
+                deeds: Deeds::default(),
                 waiting: Mutex::default(),
                 ending: watch::Sender::new(false),
             }),
@@ -165,6 +168,7 @@ impl Engine {
         crate::drain::take_up(&engine).await?;
         crate::adopt::adopt(&engine.inner).await?;
         engine.inner.spawn_timer();
+        engine.inner.spawn_scribe();
         crate::reconcile::spawn(&engine.inner);
         crate::schedule::spawn(&engine).await?;
         Ok(engine)
@@ -413,18 +417,10 @@ impl Inner {
         } else {
             self.listeners.forget(&sandbox.id);
         }
-        match &sandbox.phase {
-            // Services and hooks run in verification, and may ask for something.
-            Phase::Verifying { .. } | Phase::Ready => self.hear_inside(sandbox),
-            Phase::Frozen { .. }
-            | Phase::Lost
-            | Phase::Provisioning { .. }
-            | Phase::Hibernating { .. }
-            | Phase::Hibernated { .. }
-            | Phase::Resuming { .. }
-            | Phase::Failed { .. }
-            | Phase::Stopping { .. }
-            | Phase::Stopped => self.ears.forget(&sandbox.id),
+        if sandbox.phase.is_heard() {
+            self.hear_inside(sandbox);
+        } else {
+            self.ears.forget(&sandbox.id);
         }
         match &sandbox.phase {
             Phase::Verifying { .. } | Phase::Ready | Phase::Frozen { .. } => self.watch(sandbox),
@@ -439,6 +435,7 @@ impl Inner {
             Phase::Stopped => {
                 self.watches.forget(&sandbox.id);
                 self.knowledge.forget(&sandbox.id);
+                self.deeds.forget(&sandbox.id);
             }
         }
     }

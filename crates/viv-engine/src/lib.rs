@@ -33,6 +33,7 @@ mod breaker;
 mod clock;
 mod command;
 mod config;
+mod deeds;
 mod diagnose;
 mod drain;
 mod driver;

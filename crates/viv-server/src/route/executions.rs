@@ -102,7 +102,8 @@ async fn start(
         // Only who says so wakes it (L4). It is another generation then, unless it was frozen.
         Err(EngineError::NotRunning { sandbox, .. }) if body.wake => woken(&state, &target, sandbox).await?,
         found => found?,
-    };
+    }
+    .used_by(target.caller.actor());
     let spec = body.to_spec(LIMIT_MS_DEFAULT);
     let id = match &key {
         Some(key) => id_for(handle.sandbox(), handle.generation(), key.as_str()),
@@ -203,6 +204,7 @@ async fn signal(
     let execution: ExecutionId = params.get("execution")?;
     let generation = target.generation(&state, query.generation).await?;
     let handle = state.engine().work_in(&target.project, &target.which, generation).await?;
+    let handle = handle.used_by(target.caller.actor());
     regardless(async move { handle.signal(&execution, body.signal.get() as i32).await }).await?;
     Ok(show::nothing())
 }
@@ -230,6 +232,7 @@ async fn cancel(
     let execution: ExecutionId = params.get("execution")?;
     let generation = target.generation(&state, query.generation).await?;
     let handle = state.engine().work_in(&target.project, &target.which, generation).await?;
+    let handle = handle.used_by(target.caller.actor());
     let ending = handle.clone();
     let status = regardless(async move { ending.cancel(&execution).await }).await?;
     Ok(show::ok(&shown(&state, &handle, &status, false)))

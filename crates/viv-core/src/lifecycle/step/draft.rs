@@ -225,9 +225,8 @@ impl<'t> Draft<'t> {
             return self.withdrawn(rebuilds, snapshot);
         }
         // What was to be made from its image is, and goes back when it is there.
-        let snapshot = snapshot.and_then(|snapshot| {
-            if self.next.rollback.is_some() { self.beginning() } else { Some(snapshot) }
-        });
+        let snapshot =
+            snapshot.and_then(|snapshot| if self.next.rollback.is_some() { self.beginning() } else { Some(snapshot) });
         self.next_generation();
         let work = Work { deadline_at_ms, ..self.work(0) };
         self.next.phase = match snapshot {
