@@ -18,10 +18,10 @@ pub use number::{
     SnapshotsAgeMs, SnapshotsMax, StepNumber, TailLines, TaskMs, TerminalSide, TtlMs, WaitMs,
 };
 pub use text::{
-    Argument, CommandEnvValue, ComponentName, CronText, Cursor, EffectName, EnvName, EnvValue, FileMode, FileText,
-    GitReference, GitUrl, GrantRef, HookSecret, IdempotencyKey, ImageName, KeyId, KeyName, LabelKey, LabelValue,
-    LeaseName, Named, Note, Path, ProjectName, SandboxName, SandboxRef, ScheduleRef, SearchText, ServiceName,
-    SessionText, SnapshotRef, TaskRef, UserName, WebhookUrl, Word, ZoneName,
+    Argument, CommandEnvValue, ComponentName, CronText, Cursor, EffectName, EnvName, EnvValue, EventKind, FileMode,
+    FileText, GitReference, GitUrl, GrantRef, HookSecret, IdempotencyKey, ImageName, KeyId, KeyName, LabelKey,
+    LabelValue, LeaseName, Named, Note, Path, ProjectName, SandboxName, SandboxRef, ScheduleRef, SearchText,
+    ServiceName, SessionText, SnapshotRef, TaskRef, UserName, WebhookUrl, Word, ZoneName,
 };
 
 /// The largest whole number that every reader of JSON takes exactly (2^53 - 1).

@@ -6,8 +6,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::bound::{
-    ComponentName, Cursor, FileMode, GenerationNumber, LabelFilter, ListDepth, LogBytes, Offset, PageLimit, Path,
-    SandboxName, SandboxRef, SearchText, Sequence, TailLines, UserName, WaitMs,
+    ComponentName, Cursor, EventKind, FileMode, GenerationNumber, LabelFilter, ListDepth, LogBytes, Offset, PageLimit,
+    Path, SandboxName, SandboxRef, SearchText, Sequence, TailLines, UserName, WaitMs,
 };
 use crate::daemon::LogLevel;
 use crate::execution::ExecutionState;
@@ -214,6 +214,9 @@ queries! {
         after: Option<Sequence>,
         /// Only those about this sandbox.
         sandbox: Option<SandboxRef>,
+        /// Only those of this kind: `sandbox.moved`, or all that begin so, as `execution` or `file`. A page may then be
+        /// short though there are more.
+        kind: Option<EventKind>,
         /// How many at most in a page; 100 when absent. A stream has no end.
         limit: Option<PageLimit>,
     }

@@ -271,6 +271,9 @@ pub struct TimelineEntry {
     pub took_ms: Option<u64>,
     /// Why.
     pub cause: Option<Cause>,
+    /// Who.
+    #[serde(default)]
+    pub by: String,
     /// What happened, for people.
     pub message: String,
 }

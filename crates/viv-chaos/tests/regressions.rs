@@ -11,7 +11,7 @@ use viv_core::exec::ExecSpec;
 use viv_core::lifecycle::{Actor, Cause, EntryKind, Finding, PhaseName, Sandbox, Status};
 use viv_core::spec::{Policy, Project, SandboxSpec};
 use viv_core::{EndCause, FencingToken, Generation, OperationId, SandboxId};
-use viv_engine::{CreateRequest, EngineError, ForkRequest, ForkedFrom, Gate, GateSetting, Which};
+use viv_engine::{CreateRequest, EngineError, ForkRequest, ForkedFrom, Gate, GateSetting, KeyedBy, View, Which};
 use viv_provider::{
     DeadlineChange, InstanceRef, InstanceSpec, InstanceState, Mutation, PageRequest, Provider, ResourceLimits,
 };
@@ -595,5 +595,35 @@ fn l20_an_orphan_of_what_is_over_is_collected_without_a_lease() {
         for gone in [&id, &other] {
             assert_eq!(place.store.leases(gone).await.unwrap(), []);
         }
+    });
+}
+
+/// A fork whose save came to nothing kept its key for a day, and whoever repeated it heard that nothing was there.
+#[test]
+fn l1_a_fork_that_came_to_nothing_can_be_repeated_under_its_key() {
+    paused(async {
+        let place = place().await;
+        let id = place.made(persistent()).await;
+        let key = KeyedBy { key: "again".to_owned(), body_hash: [1; 32] };
+        let request = ForkRequest {
+            project: Project::default(),
+            from: ForkedFrom::Sandbox(id.clone()),
+            count: 2,
+            name: None,
+            policy: None,
+            labels: std::collections::BTreeMap::new(),
+            by: by(),
+            key: Some(key),
+        };
+        assert!(place.provider.truth().crash(&id, EndCause::SupervisorLost));
+        let failed = place.engine.fork(request.clone()).await;
+        assert!(matches!(failed, Err(EngineError::Provider(_) | EngineError::NotSaved { .. })), "{failed:?}");
+        place.engine.ensure(&id, EntryKind::Ensure, by()).await.unwrap();
+        place.engine.wait_ready(&id, LONG).await.unwrap();
+        let forked = place.engine.fork(request.clone()).await.unwrap();
+        assert!(forked.fresh && forked.views.len() == 2);
+        let again = place.engine.fork(request).await.unwrap();
+        let ids = |views: &[View]| views.iter().map(|view| view.sandbox.id.clone()).collect::<Vec<_>>();
+        assert_eq!((again.fresh, ids(&again.views)), (false, ids(&forked.views)));
     });
 }

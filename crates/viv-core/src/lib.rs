@@ -18,6 +18,7 @@ pub mod limits;
 pub mod schedule;
 pub mod service;
 pub mod snapshot;
+pub mod span;
 pub mod spec;
 pub mod task;
 

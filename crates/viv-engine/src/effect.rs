@@ -203,6 +203,9 @@ impl Inner {
         let asked = self.call(&record.id, self.config.budgets.probe, self.provider.executions(&instance)).await;
         let now_ms = self.clock.now_ms();
         let mut all = asked.unwrap_or_default();
+        for status in &all {
+            self.saw(status).await;
+        }
         let lost = all.clone().into_iter().filter_map(|mut status| {
             let lost = |cause: String| Some(ExecState::Lost { cause });
             let state = match (&status.state, saved) {
@@ -230,6 +233,9 @@ impl Inner {
             Some(LostExecution { generation, status })
         });
         let lost: Vec<LostExecution> = lost.collect();
+        for one in &lost {
+            self.saw(&one.status).await;
+        }
         for status in &mut all {
             if let Some(known) = lost.iter().find(|one| one.status.id == status.id) {
                 *status = known.status.clone();

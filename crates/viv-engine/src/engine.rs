@@ -14,6 +14,7 @@ use viv_store::{Change, Epoch, Lease, Quota, Store, StoreError};
 use crate::breaker::{Breaker, BreakerStatus, Outside};
 use crate::clock::Clock;
 use crate::config::EngineConfig;
+use crate::deeds::Deeds;
 use crate::driver::Drivers;
 use crate::error::{EngineError, denied};
 use crate::execution::Executions;
@@ -85,6 +86,7 @@ pub(crate) struct Inner {
     pub(crate) entering: std::sync::atomic::AtomicUsize,
     pub(crate) savers: Savers,
     pub(crate) removers: Removers,
+    pub(crate) deeds: Deeds,
     /// Who waits for a sandbox to change.
     waiting: Mutex<HashMap<SandboxId, Arc<Notify>>>,
     /// True once the daemon ends.
@@ -172,6 +174,7 @@ impl Engine {
                 entering: std::sync::atomic::AtomicUsize::default(),
                 savers: Savers::default(),
                 removers: Removers::default(),
+                deeds: Deeds::default(),
                 waiting: Mutex::default(),
                 ending: watch::Sender::new(false),
             }),
@@ -179,6 +182,7 @@ impl Engine {
         crate::drain::take_up(&engine).await?;
         crate::adopt::adopt(&engine.inner).await?;
         engine.inner.spawn_timer();
+        engine.inner.spawn_scribe();
         crate::reconcile::spawn(&engine.inner);
         crate::schedule::spawn(&engine).await?;
         crate::task::spawn(&engine).await?;
@@ -432,18 +436,10 @@ impl Inner {
         } else {
             self.listeners.forget(&sandbox.id);
         }
-        match &sandbox.phase {
-            // Services and hooks run in verification, and may ask for something.
-            Phase::Verifying { .. } | Phase::Ready => self.hear_inside(sandbox),
-            Phase::Frozen { .. }
-            | Phase::Lost
-            | Phase::Provisioning { .. }
-            | Phase::Hibernating { .. }
-            | Phase::Hibernated { .. }
-            | Phase::Resuming { .. }
-            | Phase::Failed { .. }
-            | Phase::Stopping { .. }
-            | Phase::Stopped => self.ears.forget(&sandbox.id),
+        if sandbox.phase.is_heard() {
+            self.hear_inside(sandbox);
+        } else {
+            self.ears.forget(&sandbox.id);
         }
         match &sandbox.phase {
             Phase::Verifying { .. } | Phase::Ready | Phase::Frozen { .. } => self.watch(sandbox),
@@ -458,6 +454,7 @@ impl Inner {
             Phase::Stopped => {
                 self.watches.forget(&sandbox.id);
                 self.knowledge.forget(&sandbox.id);
+                self.deeds.forget(&sandbox.id);
             }
         }
     }

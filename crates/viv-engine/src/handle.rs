@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use serde_json::json;
 use viv_core::exec::{ExecSpec, ExecState, ExecStatus, TtySize};
 use viv_core::execution::{Execution, Place, Queued, START_UNKNOWN, Stage};
 use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked};
@@ -14,6 +15,7 @@ use viv_provider::{
 };
 use viv_store::StoreError;
 
+use crate::deeds::{self, Deed, Heard, told_path};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::gate::Gate;
@@ -28,6 +30,8 @@ pub struct Handle {
     engine: Engine,
     project: Project,
     instance: InstanceRef,
+    /// Who uses it, for the journal (O7).
+    by: Actor,
 }
 
 impl Engine {
@@ -80,8 +84,13 @@ impl Engine {
 
     pub(crate) fn handle(&self, sandbox: &Sandbox) -> Handle {
         let instance = InstanceRef { sandbox: sandbox.id.clone(), generation: sandbox.generation };
-        Handle { engine: self.clone(), project: sandbox.project.clone(), instance }
+        Handle { engine: self.clone(), project: sandbox.project.clone(), instance, by: Actor::part("engine") }
     }
+}
+
+/// Whether an answer is missing, rather than a refusal.
+fn is_unanswered(error: &EngineError) -> bool {
+    matches!(error, EngineError::Provider(ProviderError::TimedOut { .. } | ProviderError::Unavailable { .. }))
 }
 
 pub(crate) fn not_running(sandbox: &Sandbox) -> EngineError {
@@ -93,6 +102,18 @@ impl Handle {
     /// Whose it is.
     pub fn sandbox(&self) -> &SandboxId {
         &self.instance.sandbox
+    }
+
+    /// The same for this user: what is done with it is written down as theirs.
+    #[must_use]
+    pub fn used_by(self, by: Actor) -> Self {
+        Self { by, ..self }
+    }
+
+    /// Something was done with it (O7).
+    async fn did(&self, kind: &'static str, cause: Option<&'static str>, data: serde_json::Value) {
+        let Self { engine, project, instance, by } = self;
+        engine.inner.tell(Deed { project, instance, by, kind, cause, data }).await;
     }
 
     /// Which generation.
@@ -227,7 +248,12 @@ impl Handle {
         self.engine.inner.check_open()?;
         let _using = self.active().await?;
         let mutation = self.mutation().await?;
-        self.call(self.engine.inner.provider.execute(&mutation, self.sandbox(), execution, spec)).await
+        let inner = &self.engine.inner;
+        let started = self.call(inner.provider.execute(&mutation, self.sandbox(), execution, spec)).await?;
+        // What the provider tells may be less than what was asked.
+        let told = ExecStatus { argv: spec.told_argv(), detached: spec.detached, ..started.clone() };
+        inner.saw_start(&self.project, &self.instance, &self.by, &told).await;
+        Ok(started)
     }
 
     /// Starts a command that nobody is there for, so it is no use of the sandbox by anybody.
@@ -243,12 +269,18 @@ impl Handle {
 
     /// How a command stands.
     pub async fn execution(&self, execution: &ExecutionId) -> Result<ExecStatus> {
-        self.call(self.engine.inner.provider.execution(&self.instance, execution)).await
+        let status = self.call(self.engine.inner.provider.execution(&self.instance, execution)).await?;
+        self.engine.inner.saw(&status).await;
+        Ok(status)
     }
 
     /// All commands that are still known.
     pub async fn executions(&self) -> Result<Vec<ExecStatus>> {
-        self.call(self.engine.inner.provider.executions(&self.instance)).await
+        let all = self.call(self.engine.inner.provider.executions(&self.instance)).await?;
+        for status in &all {
+            self.engine.inner.saw(status).await;
+        }
+        Ok(all)
     }
 
     /// How many commands run, for a reader of the status: he waits no longer than for a probe, and an agent that is
@@ -261,7 +293,8 @@ impl Handle {
 
     /// Output from an offset on.
     pub async fn attach(&self, execution: &ExecutionId, offset: u64, follow: bool) -> Result<Box<dyn OutputStream>> {
-        self.call(self.engine.inner.provider.attach(&self.instance, execution, offset, follow)).await
+        let output = self.call(self.engine.inner.provider.attach(&self.instance, execution, offset, follow)).await?;
+        Ok(Box::new(Heard { engine: self.engine.clone(), output }))
     }
 
     /// Gives input; answers how many bytes were taken in all.
@@ -280,7 +313,9 @@ impl Handle {
     /// Sends a signal.
     pub async fn signal(&self, execution: &ExecutionId, signal: i32) -> Result<()> {
         let mutation = self.mutation().await?;
-        self.call(self.engine.inner.provider.signal(&mutation, self.sandbox(), execution, signal)).await
+        self.call(self.engine.inner.provider.signal(&mutation, self.sandbox(), execution, signal)).await?;
+        self.did("execution.signalled", None, json!({ "execution": execution, "signal": signal })).await;
+        Ok(())
     }
 
     /// Changes the size of a terminal.
@@ -291,10 +326,32 @@ impl Handle {
 
     /// Ends a command with its whole tree.
     pub async fn cancel(&self, execution: &ExecutionId) -> Result<ExecStatus> {
-        let mutation = self.mutation().await?;
-        let ended = self.call(self.engine.inner.provider.cancel(&mutation, self.sandbox(), execution)).await?;
-        self.engine.inner.note_statuses(&self.place(), std::slice::from_ref(&ended));
-        Ok(ended)
+        let (inner, mutation) = (&self.engine.inner, self.mutation().await?);
+        // What it wrote until now: whoever writes on within five seconds was not at its end (O2).
+        let before = self.call(inner.provider.execution(&self.instance, execution)).await.ok();
+        let asked_ms = inner.clock.now_ms();
+        let answer = self.call(inner.provider.cancel(&mutation, self.sandbox(), execution)).await;
+        let took_ms = inner.clock.now_ms().saturating_sub(asked_ms);
+        let mut data = json!({ "execution": execution, "took_ms": took_ms });
+        let cause = match &answer {
+            Ok(status) => {
+                let wrote = before.map(|before| status.output_bytes.saturating_sub(before.output_bytes));
+                data["wrote_bytes"] = json!(wrote);
+                deeds::ended(&status.state).0
+            }
+            // Nobody saw it end: that is told, and counted.
+            Err(error) if is_unanswered(error) => {
+                data["message"] = json!(error.to_string());
+                "unanswered"
+            }
+            Err(_) => return answer,
+        };
+        self.did("execution.cancel_asked", Some(cause), data).await;
+        if let Ok(status) = &answer {
+            inner.note_statuses(&self.place(), std::slice::from_ref(status));
+            inner.saw(status).await;
+        }
+        answer
     }
 
     /// Somebody was told how a command ended.
@@ -326,7 +383,9 @@ impl Handle {
         let _using = self.active().await?;
         let mutation = self.mutation().await?;
         let written = self.engine.inner.provider.file_write(&mutation, self.sandbox(), file, content).await;
-        written.map_err(EngineError::Provider)
+        let stat = written.map_err(EngineError::Provider)?;
+        self.did("file.written", None, json!({ "path": told_path(&file.path), "bytes": stat.size_bytes })).await;
+        Ok(stat)
     }
 
     /// Looks at a path.
@@ -343,21 +402,27 @@ impl Handle {
     pub async fn file_mkdir(&self, path: &str) -> Result<()> {
         let _using = self.active().await?;
         let mutation = self.mutation().await?;
-        self.call(self.engine.inner.provider.file_mkdir(&mutation, self.sandbox(), path)).await
+        self.call(self.engine.inner.provider.file_mkdir(&mutation, self.sandbox(), path)).await?;
+        self.did("file.folder_made", None, json!({ "path": told_path(path) })).await;
+        Ok(())
     }
 
     /// Moves a path.
     pub async fn file_move(&self, from: &str, to: &str) -> Result<()> {
         let _using = self.active().await?;
         let mutation = self.mutation().await?;
-        self.call(self.engine.inner.provider.file_move(&mutation, self.sandbox(), from, to)).await
+        self.call(self.engine.inner.provider.file_move(&mutation, self.sandbox(), from, to)).await?;
+        self.did("file.moved", None, json!({ "path": told_path(from), "to": told_path(to) })).await;
+        Ok(())
     }
 
     /// Removes a path.
     pub async fn file_remove(&self, path: &str) -> Result<()> {
         let _using = self.active().await?;
         let mutation = self.mutation().await?;
-        self.call(self.engine.inner.provider.file_remove(&mutation, self.sandbox(), path)).await
+        self.call(self.engine.inner.provider.file_remove(&mutation, self.sandbox(), path)).await?;
+        self.did("file.removed", None, json!({ "path": told_path(path) })).await;
+        Ok(())
     }
 
     /// Tells about changes.
@@ -375,7 +440,10 @@ impl Handle {
         let _using = self.active().await?;
         let mutation = self.mutation().await?;
         let unpacked = self.engine.inner.provider.archive_put(&mutation, self.sandbox(), path, bounds, archive).await;
-        unpacked.map_err(EngineError::Provider)
+        let unpacked = unpacked.map_err(EngineError::Provider)?;
+        let data = json!({ "path": told_path(path), "entries": unpacked.entries, "bytes": unpacked.bytes });
+        self.did("file.unpacked", None, data).await;
+        Ok(unpacked)
     }
 
     /// Connects to a port inside.

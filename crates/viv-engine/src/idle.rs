@@ -88,6 +88,9 @@ impl Inner {
         let instance = InstanceRef { sandbox: record.id.clone(), generation: record.generation };
         let asked = self.call(&record.id, self.config.budgets.probe, self.provider.executions(&instance)).await;
         let executions = asked.ok()?;
+        for status in &executions {
+            self.saw(status).await;
+        }
         let now_ms = self.clock.now_ms();
         let foreground = executions.iter().filter(|execution| !execution.detached);
         let last_ms = foreground.filter_map(|execution| match execution.state {

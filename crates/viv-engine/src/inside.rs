@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
-use viv_core::lifecycle::{Actor, Phase, Sandbox};
+use viv_core::lifecycle::{Actor, Sandbox};
 use viv_core::{Generation, OperationId, RequestId, SandboxId, ScheduleId};
 use viv_provider::{InsideRequest, InstanceRef, Mutation, ProviderError};
 
@@ -246,21 +246,13 @@ impl Engine {
     /// run any more.
     pub fn check_inside(&self, asked: &FromInside) -> Result<(), EngineError> {
         self.inner.check_open()?;
-        match &asked.sandbox.phase {
-            Phase::Verifying { .. } | Phase::Ready => Ok(()),
-            Phase::Frozen { .. }
-            | Phase::Lost
-            | Phase::Provisioning { .. }
-            | Phase::Hibernating { .. }
-            | Phase::Hibernated { .. }
-            | Phase::Resuming { .. }
-            | Phase::Failed { .. }
-            | Phase::Stopping { .. }
-            | Phase::Stopped => Err(EngineError::NotRunning {
-                sandbox: asked.sandbox.id.clone(),
-                phase: asked.sandbox.phase.name(),
-                cause: Box::new(asked.sandbox.cause.clone()),
-            }),
+        if asked.sandbox.phase.is_heard() {
+            return Ok(());
         }
+        Err(EngineError::NotRunning {
+            sandbox: asked.sandbox.id.clone(),
+            phase: asked.sandbox.phase.name(),
+            cause: Box::new(asked.sandbox.cause.clone()),
+        })
     }
 }

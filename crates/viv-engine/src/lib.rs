@@ -36,6 +36,7 @@ mod breaker;
 mod clock;
 mod command;
 mod config;
+mod deeds;
 mod diagnose;
 mod drain;
 mod driver;

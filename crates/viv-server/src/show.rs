@@ -24,7 +24,7 @@ use viv_core::spec as core_spec;
 use viv_core::{Generation, SandboxId};
 use viv_engine::{Gate, ReconcilerName, ReconcilerStatus, Remark, View};
 use viv_provider::{ResourceLimits, UNLIMITED, Whereabouts};
-use viv_store::{ApiKey, JournalLine, KeyScope, LeaseKind};
+use viv_store::{ApiKey, JournalLine, KeyScope, LeaseKind, NewLine};
 
 use crate::state::ServerState;
 
@@ -203,6 +203,9 @@ pub(crate) fn recorded(state: &ServerState, row: &Row) -> Execution {
 /// What happened, for people.
 fn happened(line: &JournalLine) -> String {
     let line = &line.line;
+    if let Some(done) = done_inside(line) {
+        return done;
+    }
     let said = line.data.get("message").and_then(Value::as_str).unwrap_or_default();
     let what = match (line.from, line.to) {
         (Some(from), Some(to)) => format!("{} → {}", from.as_str(), to.as_str()),
@@ -214,6 +217,40 @@ fn happened(line: &JournalLine) -> String {
         (None, said) => format!("{what}: {said}"),
         (Some(cause), said) => format!("{what} ({cause}): {said}"),
     }
+}
+
+/// What was done in a sandbox: a command, or a change of a file (O7).
+fn done_inside(line: &NewLine) -> Option<String> {
+    let word = |name: &str| line.data.get(name).and_then(Value::as_str).unwrap_or_default();
+    let number = |name: &str| line.data.get(name).and_then(Value::as_u64);
+    let execution = word("execution");
+    Some(match line.kind.as_str() {
+        "execution.started" => {
+            let argv = line.data.get("argv").and_then(Value::as_array);
+            let words: Vec<&str> = argv.into_iter().flatten().filter_map(Value::as_str).collect();
+            format!("started {execution}: {}", words.join(" "))
+        }
+        "execution.ended" => {
+            let how = line.cause.as_deref().unwrap_or_default().replace('_', " ");
+            let code = line.data.get("code").and_then(Value::as_i64).map(|code| format!(" with {code}"));
+            let after = number("ran_ms").map(|ms| format!(" after {ms} ms"));
+            format!("{execution} {how}{}{}", code.unwrap_or_default(), after.unwrap_or_default())
+        }
+        "execution.cancel_asked" => {
+            let how = line.cause.as_deref().unwrap_or_default().replace('_', " ");
+            format!("cancelled {execution}: {how} after {} ms", number("took_ms").unwrap_or_default())
+        }
+        "execution.signalled" => format!("sent signal {} to {execution}", number("signal").unwrap_or_default()),
+        "file.written" => format!("wrote {} ({} bytes)", word("path"), number("bytes").unwrap_or_default()),
+        "file.moved" => format!("moved {} to {}", word("path"), word("to")),
+        "file.removed" => format!("removed {}", word("path")),
+        "file.folder_made" => format!("made the folder {}", word("path")),
+        "file.unpacked" => {
+            let (entries, bytes) = (number("entries").unwrap_or_default(), number("bytes").unwrap_or_default());
+            format!("unpacked {entries} entries, {bytes} bytes, into {}", word("path"))
+        }
+        _ => return None,
+    })
 }
 
 fn line_cause(line: &JournalLine) -> Option<Cause> {
@@ -260,6 +297,7 @@ pub(crate) fn timeline(line: &JournalLine, took_ms: Option<u64>) -> TimelineEntr
         to: line.line.to.map(Into::into),
         took_ms,
         cause: line_cause(line),
+        by: line.line.by.who.clone(),
         message: happened(line),
     }
 }

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
 
+use serde_json::Value;
 use viv_api::resources::Operations;
 use viv_core::SandboxId;
 use viv_core::lifecycle::PhaseName;
 use viv_core::spec::Project;
-use viv_store::{Cursor, JournalFilter, Store, StoreError};
+use viv_store::{Cursor, JournalFilter, NewLine, Store, StoreError};
 
 /// Lines read from the journal at once.
 const PAGE: usize = 1_000;
@@ -17,6 +18,9 @@ const REMEMBERED_MAX: usize = 10_000;
 
 /// How long an end may take to be in time (O2).
 pub(crate) const STOP_MS_MAX: u64 = 30_000;
+
+/// How long a cancellation may take to be in time: from asking until the end was seen (O2).
+pub(crate) const CANCEL_MS_MAX: u64 = 5_000;
 
 /// How many came and went.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -34,6 +38,18 @@ pub(crate) struct Totals {
     /// What was saved and was to run again, and how much of it did.
     pub(crate) resumes: u64,
     pub(crate) resumed: u64,
+    /// What was cancelled while it ran, how much of it was seen to end within [`CANCEL_MS_MAX`], and how much had
+    /// something to say after it was decided.
+    pub(crate) cancels: u64,
+    pub(crate) cancelled_in_time: u64,
+    pub(crate) cancels_mistaken: u64,
+    /// Commands and tasks whose end was seen, and how many of them had run out of time.
+    pub(crate) ends: u64,
+    pub(crate) timed_out: u64,
+    /// Tasks that ended, how many of them for being silent, and how many of those were not.
+    pub(crate) tasks: u64,
+    pub(crate) inactive: u64,
+    pub(crate) inactive_mistaken: u64,
 }
 
 impl Totals {
@@ -49,6 +65,14 @@ impl Totals {
             recreated: self.recreated + other.recreated,
             resumes: self.resumes + other.resumes,
             resumed: self.resumed + other.resumed,
+            cancels: self.cancels + other.cancels,
+            cancelled_in_time: self.cancelled_in_time + other.cancelled_in_time,
+            cancels_mistaken: self.cancels_mistaken + other.cancels_mistaken,
+            ends: self.ends + other.ends,
+            timed_out: self.timed_out + other.timed_out,
+            tasks: self.tasks + other.tasks,
+            inactive: self.inactive + other.inactive,
+            inactive_mistaken: self.inactive_mistaken + other.inactive_mistaken,
         }
     }
 }
@@ -67,6 +91,8 @@ struct Read {
     by_project: BTreeMap<Project, Totals>,
     /// What has begun and is not over yet: as many as are on their way at a time.
     begun: HashMap<SandboxId, Begun>,
+    /// Tasks that somebody stopped, and when.
+    stopped_tasks: HashMap<String, u64>,
 }
 
 /// What has begun with a sandbox, and is counted when it is over.
@@ -81,6 +107,50 @@ enum Begun {
 }
 
 impl Read {
+    /// Counts one line.
+    fn line(&mut self, line: &NewLine) {
+        let Some(project) = &line.project else { return };
+        if let (Some(sandbox), Some(from), Some(to)) = (&line.sandbox, line.from, line.to) {
+            self.step(project, sandbox, line.at_ms, from, to);
+            return;
+        }
+        let totals = self.by_project.entry(project.clone()).or_default();
+        let word = |name: &str| line.data.get(name).and_then(Value::as_str).unwrap_or_default();
+        let number = |name: &str| line.data.get(name).and_then(Value::as_u64).unwrap_or_default();
+        match line.kind.as_str() {
+            "sandbox.created" => totals.created += 1,
+            "execution.ended" => {
+                totals.ends += 1;
+                totals.timed_out += u64::from(line.cause.as_deref() == Some("timed_out"));
+            }
+            // What had ended by itself was not cancelled; of what did not answer, nobody saw the end.
+            "execution.cancel_asked" if matches!(line.cause.as_deref(), Some("cancelled" | "unanswered")) => {
+                let seen = line.cause.as_deref() == Some("cancelled");
+                totals.cancels += 1;
+                totals.cancelled_in_time += u64::from(seen && number("took_ms") <= CANCEL_MS_MAX);
+                totals.cancels_mistaken += u64::from(number("wrote_bytes") > 0);
+            }
+            "task.stop_requested" if self.stopped_tasks.len() < REMEMBERED_MAX => {
+                self.stopped_tasks.entry(word("task").to_owned()).or_insert(line.at_ms);
+            }
+            "task.ended" => {
+                let (state, mistaken) = (word("state"), line.data.get("mistaken") == Some(&Value::Bool(true)));
+                let asked_ms = self.stopped_tasks.remove(word("task"));
+                totals.ends += 1;
+                totals.tasks += 1;
+                totals.timed_out += u64::from(state == "timed_out");
+                totals.inactive += u64::from(state == "inactive");
+                totals.inactive_mistaken += u64::from(state == "inactive" && mistaken);
+                if let Some(asked_ms) = asked_ms.filter(|_| state == "stopped") {
+                    totals.cancels += 1;
+                    totals.cancelled_in_time += u64::from(line.at_ms.saturating_sub(asked_ms) <= CANCEL_MS_MAX);
+                    totals.cancels_mistaken += u64::from(mistaken);
+                }
+            }
+            _ => {}
+        }
+    }
+
     /// Counts one step of a sandbox's life.
     fn step(&mut self, project: &Project, sandbox: &SandboxId, at_ms: u64, from: PhaseName, to: PhaseName) {
         let totals = self.by_project.entry(project.clone()).or_default();
@@ -159,12 +229,7 @@ impl Tally {
             let Some(last) = lines.last() else { break };
             read.until = last.cursor;
             for line in &lines {
-                let Some(project) = &line.line.project else { continue };
-                let created = u64::from(line.line.kind == "sandbox.created");
-                read.by_project.entry(project.clone()).or_default().created += created;
-                if let (Some(sandbox), Some(from), Some(to)) = (&line.line.sandbox, line.line.from, line.line.to) {
-                    read.step(project, sandbox, line.line.at_ms, from, to);
-                }
+                read.line(&line.line);
             }
         }
         let of = read.by_project.iter().filter(|(of, _)| project.is_none_or(|project| project == *of));
@@ -206,7 +271,47 @@ impl Tally {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+    use viv_core::lifecycle::Actor;
+
     use super::*;
+
+    #[test]
+    fn o2_ends_and_cancellations_are_counted() {
+        let (mut read, project) = (Read::default(), Project::default());
+        let mut tell = |at_ms: u64, kind: &str, cause: Option<&str>, data: Value| {
+            read.line(&NewLine {
+                at_ms,
+                project: Some(project.clone()),
+                sandbox: Some(SandboxId::from_bytes([1; 16])),
+                generation: None,
+                kind: kind.to_owned(),
+                from: None,
+                to: None,
+                cause: cause.map(str::to_owned),
+                by: Actor::part("test"),
+                data,
+            });
+        };
+        for cause in ["exited", "exited", "timed_out", "cancelled"] {
+            tell(1, "execution.ended", Some(cause), json!({}));
+        }
+        let asked = "execution.cancel_asked";
+        tell(1, asked, Some("cancelled"), json!({ "took_ms": 700, "wrote_bytes": 0 }));
+        tell(1, asked, Some("cancelled"), json!({ "took_ms": 5_001, "wrote_bytes": 9 }));
+        tell(1, asked, Some("unanswered"), json!({ "took_ms": 900 }));
+        tell(1, asked, Some("exited"), json!({ "took_ms": 1, "wrote_bytes": 0 }));
+        tell(10, "task.stop_requested", None, json!({ "task": "tsk_1" }));
+        tell(20, "task.stop_requested", None, json!({ "task": "tsk_1" }));
+        tell(5_011, "task.ended", None, json!({ "task": "tsk_1", "state": "stopped" }));
+        tell(1, "task.ended", None, json!({ "task": "tsk_2", "state": "inactive", "mistaken": true }));
+        tell(1, "task.ended", None, json!({ "task": "tsk_3", "state": "timed_out" }));
+        let totals = read.by_project[&project];
+        assert_eq!((totals.ends, totals.timed_out), (7, 2));
+        assert_eq!((totals.cancels, totals.cancelled_in_time, totals.cancels_mistaken), (4, 1, 1));
+        assert_eq!((totals.tasks, totals.inactive, totals.inactive_mistaken), (3, 1, 1));
+        assert!(read.stopped_tasks.is_empty());
+    }
 
     #[test]
     fn o2_what_began_is_counted_when_it_is_over() {

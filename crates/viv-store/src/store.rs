@@ -61,7 +61,9 @@ pub trait Store: Send + Sync {
     async fn put_snapshot(&self, epoch: Epoch, row: Snapshot, lines: Vec<NewLine>) -> Result<Cursor>;
 
     /// Forgets the row of a snapshot that is being made or removed; one that is not there is forgotten, and then no
-    /// line is written. `SnapshotInUse` when a record that is not over begins with it.
+    /// line is written. `SnapshotInUse` when a record that is not over begins with it. With one that was being made, the
+    /// keys go under which it was asked for (those of its sandbox whose `made` names it): nothing was made, so who
+    /// repeats the request does it anew (L1).
     async fn forget_snapshot(&self, epoch: Epoch, snapshot: &SnapshotId, lines: Vec<NewLine>) -> Result<Cursor>;
 
     /// The row of a snapshot.

@@ -1,5 +1,6 @@
 //! Where the local provider keeps its things: options that several verbs share.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
@@ -21,7 +22,7 @@ pub(crate) struct Place {
     runtime: Option<PathBuf>,
     /// CRIU that saves the memory of sandboxes, instead of the machine's own
     #[arg(long, env = "VIV_CRIU", hide_env_values = true, global = true)]
-    criu: Option<PathBuf>,
+    criu: Option<OsString>,
     /// How layers are kept; chosen once for a data folder, by default what its filesystem is good for
     #[arg(long, env = "VIV_LAYERS", hide_env_values = true, global = true)]
     layers: Option<Layers>,
@@ -55,19 +56,44 @@ pub(crate) fn own_binary() -> anyhow::Result<PathBuf> {
 }
 
 impl Place {
+    /// The CRIU that somebody named; what is set to nothing is not set.
+    fn criu_named(&self) -> Option<PathBuf> {
+        self.criu.as_ref().filter(|named| !named.is_empty()).map(PathBuf::from)
+    }
+
     /// The provider that keeps its things in this folder.
     pub(crate) fn open(self, data: PathBuf) -> anyhow::Result<LocalProvider> {
         let mut config = LocalConfig::new(data, own_binary()?);
+        config.criu = self.criu_named();
         config.cgroup_prefix = self.cgroup_prefix;
         if let Some(binary) = self.runtime {
             config.runtime = Runtime::Binary(binary);
         }
-        config.criu = self.criu;
         let driver = self.layers.map(|layers| match layers {
             Layers::Btrfs => DriverKind::Btrfs,
             Layers::Plain => DriverKind::Plain,
         });
         config.store = StoreConfig { driver, pool_bytes: self.pool.map(|mib| mib << 20) };
         Ok(LocalProvider::open(config)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        place: Place,
+    }
+
+    #[test]
+    fn a_criu_that_is_set_to_nothing_is_not_set() {
+        let criu = |named: &str| Line::try_parse_from(["viv", "--criu", named]).expect("it is read").place.criu_named();
+        assert_eq!(criu(""), None);
+        assert_eq!(criu("/usr/sbin/criu"), Some(PathBuf::from("/usr/sbin/criu")));
     }
 }

@@ -249,6 +249,16 @@ text!(
     "letters, digits and . _ : -", "engine", |text| is_word(text, "._:-")
 );
 text!(
+    /// A kind of event, or how several of them begin.
+    EventKind, "a kind of event", 1, 64, "^[a-z][a-z_]*(\\.[a-z][a-z_]*)*$",
+    "small letters and underscores, in parts with a dot between", "execution", |text| {
+        text.split('.').all(|part| {
+            part.starts_with(|c: char| c.is_ascii_lowercase())
+                && part.chars().all(|c| c.is_ascii_lowercase() || c == '_')
+        })
+    }
+);
+text!(
     /// A key's name, for people.
     KeyName, "a key's name", 1, 64, "^[A-Za-z0-9][A-Za-z0-9._@-]*$",
     "letters, digits, dots, hyphens, underscores and @, beginning with a letter or digit", "ci",

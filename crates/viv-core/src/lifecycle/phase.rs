@@ -261,6 +261,22 @@ impl Phase {
         }
     }
 
+    /// Whether commands run in it that may ask for something: services and hooks do in verification already.
+    pub fn is_heard(&self) -> bool {
+        match self {
+            Self::Verifying { .. } | Self::Ready => true,
+            Self::Frozen { .. }
+            | Self::Lost
+            | Self::Provisioning { .. }
+            | Self::Hibernating { .. }
+            | Self::Hibernated { .. }
+            | Self::Resuming { .. }
+            | Self::Failed { .. }
+            | Self::Stopping { .. }
+            | Self::Stopped => false,
+        }
+    }
+
     /// What it is busy with, to be changed.
     pub(in crate::lifecycle) fn work_mut(&mut self) -> Option<&mut Work> {
         match self {

@@ -149,7 +149,13 @@ impl Inner {
     /// What a request before this one makes, or made.
     async fn forked_again(self: &Arc<Self>, made: Made) -> Result<Forked, EngineError> {
         let Made { snapshot, sandboxes } = made;
-        self.wait_saved(&snapshot).await?;
+        let row = self.wait_saved(&snapshot).await?;
+        // It came to nothing, and its key is free again; else they are there, also when the snapshot was removed since.
+        if let (None, Some(first)) = (row, sandboxes.first())
+            && self.store.get(first).await?.is_none()
+        {
+            return Err(EngineError::NoSnapshot { which: snapshot });
+        }
         Ok(Forked { views: self.views(&sandboxes).await?, snapshot, fresh: false })
     }
 

@@ -2,7 +2,7 @@
 
 use axum::extract::State;
 use axum::http::{HeaderMap, header};
-use viv_api::bound::Sequence;
+use viv_api::bound::{EventKind, Sequence};
 use viv_api::error::{ApiError, ErrorCode};
 use viv_api::event::EventPage;
 use viv_api::header::{EVENT_STREAM, LAST_EVENT_ID};
@@ -10,7 +10,7 @@ use viv_api::path;
 use viv_api::query::{ListEvents, StatsQuery};
 use viv_api::stats::{AgeBucket, QuotaUse, Stats, Target};
 use viv_core::lifecycle::PhaseName;
-use viv_store::{Cursor, JournalFilter, ListQuery, Quota, Sums};
+use viv_store::{Cursor, JournalFilter, JournalLine, ListQuery, Quota, Sums};
 
 use super::page_limit;
 use crate::api::{Method, Op, Table};
@@ -20,10 +20,13 @@ use crate::refusal::{Answer, Refusal, invalid};
 use crate::show;
 use crate::state::ServerState;
 use crate::stream::{Pieces, UntilEnd, comment, event, pieces};
-use crate::tally::{STOP_MS_MAX, Totals};
+use crate::tally::{CANCEL_MS_MAX, STOP_MS_MAX, Totals};
 
 /// Lines read at once for a stream.
 const PAGE: usize = 100;
+
+/// Pages of lines that are read for one page of a kind.
+const PAGES_MAX: usize = 20;
 
 /// Records read at once for figures.
 const RECORDS: usize = 1_000;
@@ -90,22 +93,51 @@ async fn list(
     };
     let after = seen.or(query.after).map_or(0, Sequence::get);
     match wanted {
-        Wanted::Page => page(&state, after, &filter, page_limit(query.limit)).await,
+        Wanted::Page => page(&state, after, &filter, query.kind.as_ref(), page_limit(query.limit)).await,
         Wanted::Stream => {
             let alive = (state.bounds().heartbeat, comment);
             let is_admin = caller.is_admin();
-            Ok(pieces(EVENT_STREAM, alive, until_end, move |out| follow(state, is_admin, Cursor(after), filter, out)))
+            Ok(pieces(EVENT_STREAM, alive, until_end, move |out| {
+                follow(state, is_admin, Cursor(after), filter, query.kind, out)
+            }))
         }
     }
 }
 
-async fn page(state: &ServerState, after: u64, filter: &JournalFilter, limit: usize) -> Answer {
+/// Whether a line is of a kind: `sandbox.moved`, or all of those that begin so, as in `execution`.
+fn is_of(line: &JournalLine, kind: Option<&EventKind>) -> bool {
+    let Some(kind) = kind.map(EventKind::as_str) else { return true };
+    line.line.kind.strip_prefix(kind).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+/// A page. Of one kind it may be shorter than there are more, or empty: so much is read for it and no more.
+async fn page(
+    state: &ServerState,
+    after: u64,
+    filter: &JournalFilter,
+    kind: Option<&EventKind>,
+    limit: usize,
+) -> Answer {
     let store = state.engine().store();
-    let mut lines = store.journal(Cursor(after), filter, limit + 1).await?;
-    let more = lines.len() > limit;
-    lines.truncate(limit);
+    let (mut lines, mut next_after, mut more) = (Vec::new(), after, false);
+    for _ in 0..PAGES_MAX {
+        let part = store.journal(Cursor(next_after), filter, limit + 1).await?;
+        more = part.len() > limit;
+        for line in part.into_iter().take(limit) {
+            if lines.len() == limit {
+                more = true;
+                break;
+            }
+            next_after = line.cursor.0;
+            if is_of(&line, kind) {
+                lines.push(line);
+            }
+        }
+        if !more || lines.len() == limit {
+            break;
+        }
+    }
     let oldest = store.journal(Cursor(0), &JournalFilter::default(), 1).await?;
-    let next_after = lines.last().map_or(after, |last| last.cursor.0);
     let items = lines.into_iter().map(show::event).collect();
     let oldest_seq = oldest.first().map_or(0, |line| line.cursor.0);
     Ok(show::ok(&EventPage { items, next_after, more, oldest_seq }))
@@ -113,7 +145,14 @@ async fn page(state: &ServerState, after: u64, filter: &JournalFilter, limit: us
 
 /// Tells lines as they are written. It reads on only when the reader has taken what was read before, so a slow one
 /// costs a page of lines; who takes nothing at all is let go by the connection.
-async fn follow(state: ServerState, is_admin: bool, mut after: Cursor, filter: JournalFilter, out: Pieces) {
+async fn follow(
+    state: ServerState,
+    is_admin: bool,
+    mut after: Cursor,
+    filter: JournalFilter,
+    kind: Option<EventKind>,
+    out: Pieces,
+) {
     let store = state.engine().store();
     let mut tail = store.tail();
     if out.give(comment()).await.is_err() {
@@ -133,6 +172,9 @@ async fn follow(state: ServerState, is_admin: bool, mut after: Cursor, filter: J
             let full = lines.len() == PAGE;
             for line in lines {
                 after = line.cursor;
+                if !is_of(&line, kind.as_ref()) {
+                    continue;
+                }
                 let mut shown = show::event(line);
                 if !is_admin {
                     state.private().event(&mut shown);
@@ -225,12 +267,22 @@ fn targets(totals: &Totals) -> Vec<Target> {
         let met = (denominator > 0).then(|| numerator * 100 > denominator * percent);
         Target { name: name.to_owned(), target: words, numerator, denominator, met }
     };
+    let rare = |name: &str, percent: u64, numerator: u64, denominator: u64| {
+        let met = (denominator > 0).then(|| numerator * 100 < denominator * percent);
+        Target { name: name.to_owned(), target: format!("< {percent} %"), numerator, denominator, met }
+    };
     let above = |percent: u64| format!("> {percent} %");
+    let cancelled = format!("> 95 % within {} s", CANCEL_MS_MAX / 1000);
     let in_time = format!("> 95 % within {} s", STOP_MS_MAX / 1000);
     vec![
         target("stop_success", 95, above(95), totals.destroyed, totals.stopping),
         target("stop_time", 95, in_time, totals.stopped_in_time, totals.destroyed),
         target("recreate_success", 95, above(95), totals.recreated, totals.recreates),
         target("resume_success", 90, above(90), totals.resumed, totals.resumes),
+        target("cancel_time", 95, cancelled, totals.cancelled_in_time, totals.cancels),
+        rare("cancel_mistaken", 1, totals.cancels_mistaken, totals.cancels),
+        rare("timeout_rate", 2, totals.timed_out, totals.ends),
+        rare("inactivity_rate", 5, totals.inactive, totals.tasks),
+        rare("inactivity_mistaken", 2, totals.inactive_mistaken, totals.inactive),
     ]
 }

@@ -136,7 +136,8 @@ async fn start(
             state.engine().work_in(&target.project, &Which::Id(sandbox), None).await?
         }
         found => found?,
-    };
+    }
+    .used_by(target.caller.actor());
     let id = match &key {
         Some(key) => id_for(handle.sandbox(), handle.generation(), key.as_str()),
         None => handle.new_execution(),
@@ -373,6 +374,7 @@ async fn signal(
     let execution: ExecutionId = params.get("execution")?;
     let generation = target.generation(&state, query.generation).await?;
     let handle = state.engine().work_in(&target.project, &target.which, generation).await?;
+    let handle = handle.used_by(target.caller.actor());
     regardless(async move { handle.signal(&execution, body.signal.get() as i32).await }).await?;
     Ok(show::nothing())
 }
@@ -405,6 +407,7 @@ async fn cancel(
         return Ok(show::ok(&show::recorded(&state, &row)));
     }
     let handle = state.engine().work_in(&target.project, &target.which, generation).await?;
+    let handle = handle.used_by(target.caller.actor());
     let ending = handle.clone();
     let status = regardless(async move { ending.cancel(&execution).await }).await?;
     Ok(show::ok(&shown(&state, &handle, &status, false).await?))

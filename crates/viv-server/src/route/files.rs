@@ -119,7 +119,7 @@ async fn to_change(
     let generation = target.generation(state, generation).await?;
     let handle = state.engine().work_in(&target.project, &target.which, generation).await?;
     state.tally().filed(handle.sandbox());
-    Ok(handle)
+    Ok(handle.used_by(target.caller.actor()))
 }
 
 async fn read(State(state): State<ServerState>, target: Target, Query(query): Query<ReadFile>) -> Answer {

@@ -7,6 +7,7 @@ use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
+use viv_provider::conformance::program::Program;
 use viv_server::Bounds;
 
 use crate::world::{PATIENCE, World, bare, until};
@@ -146,7 +147,9 @@ async fn o2_figures_are_counted() {
         assert_eq!(ages, 1);
         assert_eq!(stats["slo"][0]["met"], true);
         let slo: Vec<_> = stats["slo"].as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap()).collect();
-        assert_eq!(slo, ["stop_success", "stop_time", "recreate_success", "resume_success"]);
+        let lives = ["stop_success", "stop_time", "recreate_success", "resume_success"];
+        let works = ["cancel_time", "cancel_mistaken", "timeout_rate", "inactivity_rate", "inactivity_mistaken"];
+        assert_eq!(slo, [&lives[..], &works[..]].concat());
         assert_eq!((&stats["slo"][1]["numerator"], &stats["slo"][2]["met"]), (&json!(1), &json!(null)), "{stats}");
         let quotas = stats["quotas"].as_array().unwrap();
         assert_eq!((&quotas[0]["name"], &quotas[0]["used"]), (&json!("sandboxes"), &json!(1)), "{stats}");
@@ -190,4 +193,79 @@ async fn o1_the_daemon_tells_about_itself() {
     viv_store::Store::own(world.store.as_ref(), owner).await.unwrap();
     let ready = world.get("/ready").await.is(503).json();
     assert_eq!((&ready["ready"], &ready["checks"][0]["ok"]), (&json!(false), &json!(false)));
+}
+
+/// Waits until so many lines of a kind are there, which are written in a moment and not before the answer.
+async fn told(world: &World, query: &str, count: usize) -> Vec<Value> {
+    until(query, async || {
+        let page = world.get(&format!("/v1/events?limit=1000&{query}")).await.is(200).json();
+        let items = page["items"].as_array().unwrap().clone();
+        (items.len() >= count).then_some(items)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn o7_what_is_done_inside_is_in_the_journal_with_who_and_from_where() {
+    let world = World::new().await;
+    let path = world.sandbox().await;
+    let id = path.rsplit('/').next().unwrap();
+    let active_ms = async || world.get(&path).await.is(200).json()["last_activity_at_ms"].clone();
+    let argv = Program::Count { to: 3 }.argv();
+    let counted = world.start(&path, &argv, json!({"env": {"TOKEN": "s3cret-value"}})).await;
+    world.get(&format!("{counted}/output?follow=true")).await.is(200);
+    let sleep = Program::Sleep { seconds: 3_600 }.argv();
+    let long = world.start(&path, &sleep, json!({"detach": true, "limit_ms": "none"})).await;
+    // It continues, which it did anyway.
+    world.post(&format!("{long}/signal"), json!({"signal": 18})).await.is(204);
+    world.post(&format!("{long}/cancel"), json!({})).await.is(200);
+    world.put_bytes(&format!("{path}/files?path=/workspace/a"), "application/octet-stream", "four").await.is(200);
+    world.post(&format!("{path}/files/move"), json!({"from": "/workspace/a", "to": "/workspace/b"})).await.is(204);
+    world.post(&format!("{path}/files/mkdir"), json!({"path": "/workspace/c"})).await.is(204);
+    world.delete(&format!("{path}/files?path=/workspace/b")).await.is(204);
+    // What is refused was not done.
+    world.delete(&format!("{path}/files?path=/workspace/no/such/thing/at/all")).await;
+
+    let lines = told(&world, &format!("kind=execution&sandbox={id}"), 6).await;
+    let kinds: Vec<&str> = lines.iter().map(|line| line["kind"].as_str().unwrap()).collect();
+    let of = |kind: &str| lines.iter().filter(|line| line["kind"] == kind).collect::<Vec<_>>();
+    assert_eq!(kinds.len(), 6, "{kinds:?}");
+    let started = of("execution.started");
+    assert_eq!((started.len(), &started[0]["data"]["argv"]), (2, &json!(argv)));
+    assert!(started.iter().all(|line| line["by"].as_str().unwrap().starts_with("key:")), "{started:?}");
+    assert!(started.iter().all(|line| line["sandbox"] == id && line["generation"] == 1));
+    let ended = of("execution.ended");
+    assert_eq!((&ended[0]["cause"]["code"], &ended[0]["data"]["code"]), (&json!("exited"), &json!(0)));
+    assert!(counted.ends_with(ended[0]["data"]["execution"].as_str().unwrap()));
+    assert_eq!(of("execution.signalled")[0]["data"]["signal"], 18);
+    let cancelled = of("execution.cancel_asked");
+    assert!(long.ends_with(cancelled[0]["data"]["execution"].as_str().unwrap()));
+    assert!(cancelled[0]["data"]["took_ms"].is_u64(), "{cancelled:?}");
+
+    let files = told(&world, &format!("kind=file&sandbox={id}"), 4).await;
+    let kinds: Vec<&str> = files.iter().map(|line| line["kind"].as_str().unwrap()).collect();
+    assert_eq!(kinds[..4], ["file.written", "file.moved", "file.folder_made", "file.removed"]);
+    assert_eq!((&files[0]["data"]["path"], &files[0]["data"]["bytes"]), (&json!("/workspace/a"), &json!(4)));
+    assert_eq!(files[1]["data"]["to"], "/workspace/b");
+    let all = format!("{lines:?}{files:?}");
+    assert!(!all.contains("s3cret-value") && !all.contains("TOKEN"), "neither environment nor content (S6)");
+    let (before, seen) = (active_ms().await, told(&world, "kind=file.written", 1).await);
+    assert_eq!((seen.len(), active_ms().await), (1, before), "a line is no activity");
+    assert!(world.get("/v1/events?kind=nothing.of_it").await.is(200).json()["items"].as_array().unwrap().is_empty());
+    world.get("/v1/events?kind=No%20Kind").await.is(400);
+
+    let timeline = world.get(&format!("{path}/timeline?limit=1000")).await.is(200).json();
+    let items = timeline["items"].as_array().unwrap();
+    let wrote = items.iter().find(|entry| entry["kind"] == "file.written").expect("it is told there too");
+    assert!(wrote["by"].as_str().unwrap().starts_with("key:") && wrote["message"] == "wrote /workspace/a (4 bytes)");
+
+    let stats = world.get("/v1/stats?slo=true").await.is(200).json();
+    let target = |name: &str| {
+        let slo = stats["slo"].as_array().unwrap();
+        slo.iter().find(|one| one["name"] == name).expect("it is counted").clone()
+    };
+    let timeouts = target("timeout_rate");
+    assert_eq!((&timeouts["numerator"], &timeouts["denominator"]), (&json!(0), &json!(2)), "{stats}");
+    assert_eq!((&timeouts["met"], &target("inactivity_rate")["met"]), (&json!(true), &json!(null)), "{stats}");
+    assert_eq!(target("cancel_time")["denominator"], 1, "{stats}");
 }

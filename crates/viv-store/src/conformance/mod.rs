@@ -168,6 +168,7 @@ macro_rules! __store_cases {
                 l18_a_fork_counts_all_of_its_own,
                 are_listed_newest_first_by_every_filter,
                 are_forgotten_with_a_line_once,
+                l1_one_that_came_to_nothing_frees_its_keys,
             }
             keys {
                 s3_are_kept_and_replaced_with_a_line,

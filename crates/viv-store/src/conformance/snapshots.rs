@@ -9,9 +9,9 @@ use viv_core::spec::Project;
 use viv_core::{Generation, SnapshotId};
 
 use super::Lab;
-use super::lab::{MANY, at_once, change, limited, note, phase};
+use super::lab::{MANY, at_once, change, idempotency, limited, note, phase};
 use crate::error::StoreError;
-use crate::record::{Change, SnapshotQuery};
+use crate::record::{Change, Idempotency, SnapshotQuery};
 
 fn id(text: &str) -> SnapshotId {
     text.parse().expect("an id")
@@ -256,4 +256,30 @@ pub(super) async fn are_forgotten_with_a_line_once(lab: &Lab) {
     }
     assert_eq!(get(lab, &row).await, None);
     assert_eq!(lab.lines().await.len(), 2);
+}
+
+pub(super) async fn l1_one_that_came_to_nothing_frees_its_keys(lab: &Lab) {
+    let mut sandbox = lab.new_sandbox(1);
+    lab.put(&sandbox).await;
+    let made = |key: &str, row: &Snapshot| Idempotency {
+        made: Some(format!("{{\"snapshot\":\"{}\"}}", row.id)),
+        ..idempotency(&sandbox.project, key)
+    };
+    let saving = |name: &str| Snapshot { state: SnapshotState::Saving, ..row(lab, name, Some(&sandbox), 2) };
+    let (failed, kept) = (saving("snp_a"), saving("snp_b"));
+    let keys = [made("failed", &failed), made("kept", &kept)];
+    let of = sandbox.clone();
+    for (row, key) in [&failed, &kept].into_iter().zip(&keys) {
+        sandbox.version += 1;
+        let change = Change { idempotency: Some(key.clone()), ..with(&sandbox, vec![row.clone()]) };
+        lab.store.commit(lab.epoch, change).await.unwrap();
+    }
+    put(lab, &next(&kept, SnapshotState::Ready)).await.unwrap();
+    put(lab, &Snapshot { version: 3, ..next(&kept, SnapshotState::Removing) }).await.unwrap();
+    for row in [&failed, &kept] {
+        forget(lab, row).await.unwrap();
+    }
+    assert_eq!(lab.store.remembered(&keys[0]).await.unwrap(), None, "nothing was made under it");
+    let known = lab.store.remembered(&keys[1]).await.unwrap().expect("something was, though it is gone");
+    assert_eq!(known.sandbox, of.id);
 }

@@ -10,7 +10,7 @@ use super::{Result, State};
 use crate::error::StoreError;
 use crate::journal::{Cursor, NewLine};
 use crate::page::Place;
-use crate::record::{Change, SnapshotListing, SnapshotQuery};
+use crate::record::{Change, Remembered, SnapshotListing, SnapshotQuery};
 use crate::rules::{USERS_MAX, expected_row_version};
 
 impl State {
@@ -63,6 +63,15 @@ impl State {
             None => return Ok(self.cursor),
             Some(row) if row.state == SnapshotState::Ready => {
                 return Err(StoreError::SnapshotConflict { snapshot: row.id.clone(), expected: 0, found: row.version });
+            }
+            // Nothing was made under the keys that name it, so they are free again (L1).
+            Some(row) if row.state == SnapshotState::Saving => {
+                let of = row.sandbox.clone();
+                let names = |known: &Remembered| {
+                    Some(&known.sandbox) == of.as_ref()
+                        && known.made.as_ref().is_some_and(|made| made.contains(snapshot.as_str()))
+                };
+                self.idempotency.retain(|_, known| !names(known));
             }
             Some(_) => {}
         }

@@ -52,6 +52,11 @@ pub(super) fn forget(db: &Connection, snapshot: &SnapshotId, lines: &[NewLine]) 
         Some(row) if row.state == SnapshotState::Ready => {
             return Err(StoreError::SnapshotConflict { snapshot: row.id, expected: 0, found: row.version });
         }
+        // Nothing was made under the keys that name it, so they are free again (L1).
+        Some(Snapshot { state: SnapshotState::Saving, sandbox: Some(sandbox), .. }) => {
+            let named = "DELETE FROM idempotency WHERE sandbox = ?1 AND instr(made, ?2) > 0";
+            db.prepare_cached(named)?.execute([sandbox.as_str(), snapshot.as_str()])?;
+        }
         Some(_) => {}
     }
     db.prepare_cached("DELETE FROM snapshots WHERE id = ?1")?.execute([snapshot.as_str()])?;

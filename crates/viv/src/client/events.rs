@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use viv_api::bound::{SandboxRef, Sequence};
+use viv_api::bound::{EventKind, SandboxRef, Sequence};
 use viv_api::event::Event;
 use viv_api::query::ListEvents;
 
@@ -14,6 +14,9 @@ pub(crate) struct Args {
     /// Only about this sandbox
     #[arg(long, value_name = "SANDBOX")]
     sandbox: Option<SandboxRef>,
+    /// Only those of this kind, or that begin so: execution, file, sandbox.moved
+    #[arg(long, value_name = "KIND")]
+    kind: Option<EventKind>,
     /// Only those after this one; from the oldest that is kept when not said
     #[arg(long, value_name = "NUMBER")]
     after: Option<Sequence>,
@@ -24,14 +27,15 @@ pub(crate) struct Args {
 
 pub(super) fn run(args: &Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
     if args.follow {
-        for event in daemon.client.follow_events(args.after.map(Sequence::get), args.sandbox.clone()) {
+        let events = daemon.client.follow_events(args.after.map(Sequence::get), args.sandbox.clone());
+        for event in events.of_kind(args.kind.clone()) {
             say(daemon, &event?)?;
         }
         return Ok(ExitCode::SUCCESS);
     }
     let mut after = args.after;
     loop {
-        let query = ListEvents { after, sandbox: args.sandbox.clone(), limit: None };
+        let query = ListEvents { after, sandbox: args.sandbox.clone(), kind: args.kind.clone(), limit: None };
         let page = daemon.client.events(&query)?;
         for event in &page.items {
             say(daemon, event)?;

@@ -6,7 +6,7 @@ use viv_api::query::StatsQuery;
 use viv_api::stats::Stats;
 
 use super::Daemon;
-use super::table::{Facts, NONE, Table};
+use super::table::{Facts, Table};
 use crate::text::{bytes, span};
 
 #[derive(clap::Args)]
@@ -56,7 +56,7 @@ fn shown(stats: &Stats) -> String {
     if !stats.slo.is_empty() {
         let mut table = Table::new(&["TARGET", "WANTED", "COUNTED", "MET"]);
         for target in &stats.slo {
-            let met = target.met.map_or(NONE, |met| if met { "yes" } else { "NO" });
+            let met = target.met.map_or("no data", |met| if met { "yes" } else { "NO" });
             table.row([
                 target.name.clone(),
                 target.target.clone(),

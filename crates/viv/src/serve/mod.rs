@@ -200,6 +200,7 @@ async fn daemon(
         }
     };
     let served = viv_server::serve(listener, viv_server::router(state), until).await;
+    engine.written().await;
     engine.shut_down();
     // Who took over from us has written its own.
     if ownership.is_ours(data) {
