@@ -13,6 +13,7 @@
 //! environment or the clock.
 #![forbid(unsafe_code)]
 
+pub mod alert;
 pub mod bound;
 pub mod catalogue;
 mod convert;

@@ -112,6 +112,10 @@ pub const KEY: &str = "/v1/keys/{key}";
 pub const LOGS: &str = "/v1/logs";
 /// The reconcilers and how they stand.
 pub const RECONCILERS: &str = "/v1/reconcilers";
+/// Figures for Prometheus.
+pub const METRICS: &str = "/metrics";
+/// The built-in alerts.
+pub const ALERTS: &str = "/v1/alerts";
 /// What this machine can and cannot do.
 pub const DOCTOR: &str = "/v1/doctor";
 

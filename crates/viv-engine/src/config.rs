@@ -8,6 +8,7 @@ use viv_core::OwnerMark;
 use viv_core::lifecycle::Timings;
 use viv_store::Quota;
 
+use crate::alert::AlertConfig;
 use crate::gate::Gates;
 use crate::hook::Webhooks;
 use crate::inside::Inside;
@@ -45,6 +46,8 @@ pub struct EngineConfig {
     pub webhooks: Option<Webhooks>,
     /// Who answers those inside sandboxes; without, nobody listens to them.
     pub inside: Option<Inside>,
+    /// How alerts are judged; without, none are (O5).
+    pub alerts: Option<AlertConfig>,
 }
 
 impl EngineConfig {
@@ -61,6 +64,7 @@ impl EngineConfig {
             failpoint: None,
             webhooks: None,
             inside: None,
+            alerts: None,
         }
     }
 }

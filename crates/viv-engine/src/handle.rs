@@ -16,6 +16,7 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::gate::Gate;
 use crate::idle::InUse;
+use crate::metrics::family;
 use crate::read::{Which, check_generation, has_instance};
 
 type Result<T> = std::result::Result<T, EngineError>;
@@ -226,8 +227,12 @@ impl Handle {
 
     /// Ends a command with its whole tree.
     pub async fn cancel(&self, execution: &ExecutionId) -> Result<ExecStatus> {
+        let (began, metrics) = (tokio::time::Instant::now(), &self.engine.inner.metrics);
         let mutation = self.mutation().await?;
-        self.call(self.engine.inner.provider.cancel(&mutation, self.sandbox(), execution)).await
+        let ended = self.call(self.engine.inner.provider.cancel(&mutation, self.sandbox(), execution)).await;
+        metrics.observe(&family::CANCELLATION_SECONDS, &[], began.elapsed().as_secs_f64());
+        metrics.count(&family::CANCELLATIONS, &[if ended.is_ok() { "ended" } else { "failed" }]);
+        ended
     }
 
     /// Reads a part of a file.

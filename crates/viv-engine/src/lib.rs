@@ -14,7 +14,8 @@
 //!   inside      one wait per sandbox that runs, for what those inside ask for
 //!   health      probes what was read and is stale; reads themselves change nothing (T9)
 //!   snapshots   one task per snapshot that is being made or removed; its row says what is outstanding
-//!   reconcilers provider-sync · expiry · stuck · snapshots · retention, on a signal and on a period
+//!   reconcilers provider-sync · expiry · stuck · snapshots · retention · alerts, on a signal and on a period
+//!   metrics     figures: from the journal, from records, and from what goes by
 //! ```
 //!
 //! Invariants:
@@ -29,6 +30,7 @@
 #![forbid(unsafe_code)]
 
 mod adopt;
+pub mod alert;
 mod breaker;
 mod clock;
 mod command;
@@ -47,15 +49,18 @@ mod inside;
 mod journal;
 mod knowledge;
 mod listen;
+pub mod metrics;
 mod probe;
 mod read;
 mod reconcile;
 mod schedule;
 mod serve;
 mod snapshot;
+mod symptom;
 mod timer;
 mod watch;
 
+pub use alert::{Alert, AlertConfig, AlertState};
 pub use breaker::{BreakerKind, BreakerStatus};
 pub use clock::Clock;
 pub use command::{CreateRequest, Created, KeyedBy};

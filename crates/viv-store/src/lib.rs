@@ -29,8 +29,8 @@ pub use error::StoreError;
 pub use journal::{Cursor, JournalFilter, JournalLine, NewLine};
 pub use memory::MemoryStore;
 pub use record::{
-    ApiKey, Change, Idempotency, KeyScope, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Quota, Remembered,
-    ScheduleListing, ScheduleQuery, SnapshotListing, SnapshotQuery, Sums, SumsMax, Weights,
+    ApiKey, Change, Groups, Idempotency, KeyScope, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Quota,
+    Remembered, ScheduleListing, ScheduleQuery, SnapshotListing, SnapshotQuery, Sums, SumsMax, Weights,
 };
 pub use sqlite::SqliteStore;
 pub use store::{Epoch, Store};

@@ -4,6 +4,7 @@ use ureq::http::Method;
 
 use super::http::Call;
 use super::{Client, Events, Result};
+use crate::alert::Alert;
 use crate::bound::{KeyId, SandboxRef};
 use crate::daemon::{Doctor, Health, LogPage, Ready, Reconciler, Version};
 use crate::event::EventPage;
@@ -44,6 +45,11 @@ impl Client {
     /// Figures.
     pub fn stats(&self, query: &query::StatsQuery) -> Result<Stats> {
         self.http.ask(Call::get(path::STATS.to_owned() + &encode(query)))
+    }
+
+    /// The built-in alerts, what fires first.
+    pub fn alerts(&self) -> Result<Page<Alert>> {
+        self.http.ask(Call::get(path::ALERTS))
     }
 
     /// Makes a key, and tells its secret this once.

@@ -17,6 +17,7 @@ mod look;
 mod memory;
 mod output;
 mod probe;
+mod processes;
 mod requests;
 mod save;
 mod shim_client;
@@ -36,8 +37,8 @@ use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked};
 use viv_core::{ExecutionId, Generation, Identity, OwnerMark, RequestId, SandboxId, SnapshotId};
 use viv_provider::{
     ByteReader, Capabilities, Capability, Deadline, DeadlineChange, Dialled, DiskUsage, Ended, FileWrite, InstanceRef,
-    InstanceSpec, LogPart, Mutation, Observation, OutputStream, Page, PageRequest, Provider, ProviderError,
-    RequestStream, ResourceLimits, SaveRequest, Snapshot, SnapshotSeen, WatchStream, Whereabouts,
+    InstanceSpec, LogPart, Mutation, Observation, OutputStream, Page, PageRequest, ProcessSeen, Provider,
+    ProviderError, RequestStream, ResourceLimits, SaveRequest, Snapshot, SnapshotSeen, WatchStream, Whereabouts,
 };
 
 use chores::{Chore, Chores};
@@ -516,6 +517,10 @@ impl Provider for LocalProvider {
 
     async fn whereabouts(&self, instance: &InstanceRef) -> Result<Whereabouts> {
         self.find_parts(instance).await
+    }
+
+    async fn processes(&self, instance: &InstanceRef) -> Result<Vec<ProcessSeen>> {
+        self.see_processes(instance).await
     }
 
     async fn log_tail(&self, instance: &InstanceRef, bytes_max: u64) -> Result<Vec<LogPart>> {

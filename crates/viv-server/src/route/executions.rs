@@ -123,6 +123,7 @@ async fn start(
     let status = started.await?;
     state.executions().remember(handle.sandbox(), &id, &spec, body.detach);
     state.tally().executed(handle.sandbox());
+    state.engine().metrics().count(&viv_engine::metrics::family::EXECUTIONS, &[]);
     Ok(show::json(StatusCode::CREATED, &shown(&state, &handle, &status, false)))
 }
 

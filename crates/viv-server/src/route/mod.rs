@@ -8,6 +8,7 @@ mod files;
 mod keys;
 mod lifecycle;
 mod looks;
+mod metrics;
 mod output;
 mod rest;
 mod sandboxes;
@@ -42,6 +43,7 @@ pub(crate) fn tell(table: &mut impl Table) {
     keys::tell(table);
     schedules::tell(table);
     drain::tell(table);
+    metrics::tell(table);
 }
 
 fn page_limit(limit: Option<viv_api::bound::PageLimit>) -> usize {

@@ -20,6 +20,7 @@ mod write;
 use std::fs::{File, OpenOptions, Permissions};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -34,12 +35,12 @@ use viv_core::{FencingToken, SandboxId, ScheduleId, SnapshotId};
 use crate::error::StoreError;
 use crate::journal::{Cursor, JournalFilter, JournalLine, NewLine};
 use crate::record::{
-    ApiKey, Change, Idempotency, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Remembered, ScheduleListing,
-    ScheduleQuery, SnapshotListing, SnapshotQuery,
+    ApiKey, Change, Groups, Idempotency, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Remembered,
+    ScheduleListing, ScheduleQuery, SnapshotListing, SnapshotQuery,
 };
 use crate::store::{Epoch, Store};
 use reserve::Reserve;
-use threads::{Bounded, Queue, Urgency};
+use threads::{Bounded, Grouped, Queue, Urgency};
 
 type Result<T> = std::result::Result<T, StoreError>;
 
@@ -73,6 +74,7 @@ pub struct SqliteStore {
     writer: Queue,
     readers: Queue,
     tail: watch::Sender<Cursor>,
+    groups: Arc<Grouped>,
     /// One copy at a time.
     backups: tokio::sync::Mutex<()>,
 }
@@ -104,8 +106,10 @@ impl SqliteStore {
             Bounded::new(db, STATEMENT_MS_MAX)
         };
         let readers = Queue::readers((0..READERS).map(reader).collect::<Result<_>>()?)?;
-        let writer = Queue::writer(Bounded::new(db, STATEMENT_MS_MAX)?, tail.clone(), Reserve::of(path))?;
-        Ok(Self { path: path.to_owned(), writer, readers, tail, backups: tokio::sync::Mutex::new(()) })
+        let groups = Arc::<Grouped>::default();
+        let bounded = Bounded::new(db, STATEMENT_MS_MAX)?;
+        let writer = Queue::writer(bounded, tail.clone(), Reserve::of(path), groups.clone())?;
+        Ok(Self { path: path.to_owned(), writer, readers, tail, groups, backups: tokio::sync::Mutex::new(()) })
     }
 
     /// Puts a copy in the place of a file whose locks a dead man holds: an owner that was killed and is not gone, since
@@ -280,6 +284,10 @@ impl Store for SqliteStore {
     ) -> Result<Vec<JournalLine>> {
         let filter = filter.clone();
         self.readers.call(move |db| read::journal_tail(db, before, &filter, limit)).await
+    }
+
+    fn groups(&self) -> Groups {
+        self.groups.told()
     }
 
     fn tail(&self) -> watch::Receiver<Cursor> {

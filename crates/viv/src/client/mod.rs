@@ -6,10 +6,12 @@
 //! Architecture invariant: nothing here touches the local provider, and nobody enters a user namespace for it.
 
 mod activity;
+mod alerts;
 mod attach;
 mod cancel;
 mod cp;
 mod create;
+mod diagnose;
 mod drain;
 mod ensure;
 mod events;
@@ -54,6 +56,7 @@ use serde::Serialize;
 use viv_api::bound::SandboxRef;
 use viv_api::client::{Client, Location, SandboxHandle};
 
+pub(crate) use diagnose::diagnose;
 pub(crate) use show::finding;
 
 use crate::fail::{self, FAILED, NOT_THE_COMMAND};
@@ -81,6 +84,8 @@ pub(crate) enum Verb {
     Cp(cp::Args),
     /// Show the logs of a sandbox, or the daemon's
     Logs(logs::Args),
+    /// Show the built-in alerts that are pending or fire
+    Alerts(alerts::Args),
     /// Show figures about all sandboxes
     Stats(stats::Args),
     Top(top::Args),
@@ -156,6 +161,7 @@ fn dispatch(verb: Verb, global: &Global) -> anyhow::Result<ExitCode> {
         Verb::Cancel(args) => cancel::run(args, &daemon),
         Verb::Cp(args) => cp::run(&args, &daemon),
         Verb::Logs(args) => logs::run(&args, &daemon),
+        Verb::Alerts(args) => alerts::run(&args, &daemon),
         Verb::Stats(args) => stats::run(&args, &daemon),
         Verb::Top(args) => top::run(&args, &daemon),
         Verb::Ensure(args) | Verb::Resume(args) => ensure::run(&args, &daemon),

@@ -8,6 +8,7 @@
 //!   DATA/daemon.json   where it listens
 //! ```
 
+mod alerts;
 mod config;
 mod failpoint;
 mod gates;
@@ -146,6 +147,7 @@ async fn daemon(
         config.periods.keep = Duration::from_secs(days * 24 * 3600);
     }
     file.reconcile.apply(&mut config.periods);
+    config.alerts = Some(file.alerts.config()?);
     config.gates.replace(gates::settings(&file.gates, std::env::vars())?);
     config.failpoint = failpoint::from_environment();
     config.webhooks = Some(viv_server::webhooks(&viv_server::WebhookConfig {
