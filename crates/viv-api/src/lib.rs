@@ -39,6 +39,7 @@ pub mod snapshot;
 pub mod stats;
 
 #[cfg(feature = "client")]
+pub mod cleanup;
 pub mod client;
 #[cfg(feature = "openapi")]
 pub mod openapi;

@@ -7,8 +7,8 @@ use utoipa::openapi::{Ref, RefOr, Type};
 use utoipa::{PartialSchema, ToSchema};
 
 use crate::{
-    alert, bound, daemon, diagnosis, error, event, execution, file, key, limits, page, resources, sandbox, schedule,
-    service, snapshot, stats,
+    alert, bound, cleanup, daemon, diagnosis, error, event, execution, file, key, limits, page, resources, sandbox,
+    schedule, service, snapshot, stats,
 };
 
 /// A whole number with a range. The format is told so that clients pick a type that holds it.
@@ -197,6 +197,8 @@ pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
         limits::Limits,
         limits::LimitsInForce,
         alert::Alert,
+        cleanup::BeginCleanup,
+        cleanup::Cleanup,
         page::Page<alert::Alert>,
         page::Page<daemon::Reconciler>,
         page::Page<execution::Execution>,

@@ -31,6 +31,9 @@ const PAGE: usize = 1_000;
 /// A hard deadline that passed this long ago was missed by who should have seen to it.
 const MISSED_MS: u64 = 60_000;
 
+/// A command that ended this long ago is over: what runs counts as used now.
+const ENDED_MS: u64 = 1_000;
+
 /// How cleanups are made.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CleanupConfig {
@@ -212,9 +215,8 @@ pub(crate) fn plan(
         }
         CleanupKind::Emergency => {
             let living = records.iter().filter(|record| PhaseName::MAY_LIVE.contains(&record.phase.name()));
-            let (mut count, mut sums) = living.fold((0_u64, Sums::default()), |(count, sums), record| {
-                (count + 1, sums.plus(&sums_of(record)))
-            });
+            let (mut count, mut sums) =
+                living.fold((0_u64, Sums::default()), |(count, sums), record| (count + 1, sums.plus(&sums_of(record))));
             let mut idle: Vec<&Sandbox> = records.iter().filter(is_up).collect();
             idle.retain(|record| old(record.active_at_ms.max(record.phase_since_ms), config.emergency_idle));
             // Least harm first: nothing of what is saved is lost. Then who was not used for longest.
@@ -225,7 +227,10 @@ pub(crate) fn plan(
                 let Some(tight) = tight else { break };
                 let idle_s = now_ms.saturating_sub(record.active_at_ms) / 1000;
                 let max = tight.max.unwrap_or_default();
-                found.push(item(record, format!("not used for {idle_s} s, and {} of {max} {} are in use", tight.used, tight.name)));
+                found.push(item(
+                    record,
+                    format!("not used for {idle_s} s, and {} of {max} {} are in use", tight.used, tight.name),
+                ));
                 count = count.saturating_sub(1);
                 sums = minus(&sums, &sums_of(record));
             }
@@ -284,7 +289,12 @@ impl Inner {
         for kind in kinds {
             let found = plan(*kind, &records, &quotas, &sums_of, &config, self.clock.now_ms());
             // One is enough, whoever found it first.
-            items.extend(found.into_iter().filter(|new| !items.iter().any(|item| item.sandbox == new.sandbox)).collect::<Vec<_>>());
+            items.extend(
+                found
+                    .into_iter()
+                    .filter(|new| !items.iter().any(|item| item.sandbox == new.sandbox))
+                    .collect::<Vec<_>>(),
+            );
         }
         if dry_run || items.is_empty() {
             return Ok(CleanupReport { items });
@@ -304,7 +314,8 @@ impl Inner {
             }
         }
         let report = CleanupReport { items };
-        let data = json!({ "layers": names, "found": report.found(), "done": report.done(), "failed": report.failed() });
+        let data =
+            json!({ "layers": names, "found": report.found(), "done": report.done(), "failed": report.failed() });
         self.store.append(self.epoch, vec![whole("cleanup.completed", by, self.clock.now_ms(), data)]).await?;
         Ok(report)
     }
@@ -329,7 +340,11 @@ impl Inner {
                 let stopped = self.apply(&record.id, &Event::Stop { by: by.clone() }).await;
                 stopped.map(|_| true)
             }
-            CleanupKind::Age | CleanupKind::Emergency => self.put_to_rest(record).await,
+            CleanupKind::Age => self.put_to_rest(record, ENDED_MS).await,
+            CleanupKind::Emergency => {
+                let idle = self.config.cleanup.unwrap_or_default().emergency_idle;
+                self.put_to_rest(record, ENDED_MS.max(idle.as_millis() as u64)).await
+            }
         };
         let outcome = match done {
             Ok(true) => CleanupOutcome::Done,
@@ -356,13 +371,14 @@ impl Inner {
 
     /// Puts it to rest as if its window were over, unless it is in use: by its record, by what runs in it, or by who
     /// comes until it is written down (L6). Whether it was; without an answer about what runs, nothing is done (T7).
-    async fn put_to_rest(self: &Arc<Self>, seen: &Sandbox) -> Result<bool, EngineError> {
+    async fn put_to_rest(self: &Arc<Self>, seen: &Sandbox, idle_ms: u64) -> Result<bool, EngineError> {
         if seen.phase == Phase::Ready {
             let Some(used_at_ms) = self.used_at_ms(seen).await else {
                 let what = "it does not say whether something runs in it".to_owned();
                 return Err(EngineError::Invalid { what, hint: format!("viv doctor {}", seen.id) });
             };
-            if used_at_ms > seen.active_at_ms {
+            // What runs uses it now, what ended used it until then.
+            if self.clock.now_ms().saturating_sub(used_at_ms) < idle_ms {
                 return Ok(false);
             }
         }
@@ -448,7 +464,11 @@ mod tests {
             record(5, false, Phase::Lost, 0),
         ];
         assert_eq!(planned(CleanupKind::Emergency, &records, 5, &config, 120_000), [3], "to four of five");
-        assert_eq!(planned(CleanupKind::Emergency, &records, 2, &config, 120_000), [3, 2, 1], "who was used is not idle");
+        assert_eq!(
+            planned(CleanupKind::Emergency, &records, 2, &config, 120_000),
+            [3, 2, 1],
+            "who was used is not idle"
+        );
         assert_eq!(planned(CleanupKind::Emergency, &records, 100, &config, 120_000), [0; 0], "there is room");
     }
 

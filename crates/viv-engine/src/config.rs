@@ -9,6 +9,7 @@ use viv_core::lifecycle::Timings;
 use viv_store::Quota;
 
 use crate::alert::AlertConfig;
+use crate::cleanup::CleanupConfig;
 use crate::gate::Gates;
 use crate::hook::Webhooks;
 use crate::inside::Inside;
@@ -48,6 +49,8 @@ pub struct EngineConfig {
     pub inside: Option<Inside>,
     /// How alerts are judged; without, none are (O5).
     pub alerts: Option<AlertConfig>,
+    /// How cleanups are made by themselves; without, none are (J2).
+    pub cleanup: Option<CleanupConfig>,
 }
 
 impl EngineConfig {
@@ -65,6 +68,7 @@ impl EngineConfig {
             webhooks: None,
             inside: None,
             alerts: None,
+            cleanup: None,
         }
     }
 }

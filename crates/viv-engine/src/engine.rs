@@ -13,6 +13,7 @@ use viv_store::{Change, Epoch, Lease, LeaseKind, Quota, Store, StoreError};
 
 use crate::alert::Alerts;
 use crate::breaker::{Breaker, BreakerStatus, Outside};
+use crate::cleanup::Cleanups;
 use crate::clock::Clock;
 use crate::config::EngineConfig;
 use crate::driver::Drivers;
@@ -82,6 +83,7 @@ pub(crate) struct Inner {
     /// When who was not used for long was asked what runs in it, and whether that says nothing.
     pub(crate) silent: tokio::sync::Mutex<HashMap<SandboxId, (u64, bool)>>,
     pub(crate) alerts: Alerts,
+    pub(crate) cleanups: Cleanups,
     /// Held while somebody sets alarms and watches of one, so that the latest is the last.
     attending: Mutex<()>,
     /// Whether the provider can freeze; else the ladder of idling has one rung less.
@@ -172,6 +174,7 @@ impl Engine {
                 last_census: Mutex::default(),
                 silent: tokio::sync::Mutex::default(),
                 alerts: Alerts::default(),
+                cleanups: Cleanups::default(),
                 attending: Mutex::default(),
                 freezes,
                 schedules: Schedules::default(),

@@ -14,7 +14,7 @@
 //!   inside      one wait per sandbox that runs, for what those inside ask for
 //!   health      probes what was read and is stale; reads themselves change nothing (T9)
 //!   snapshots   one task per snapshot that is being made or removed; its row says what is outstanding
-//!   reconcilers provider-sync · expiry · stuck · snapshots · retention · alerts, on a signal and on a period
+//!   reconcilers provider-sync · expiry · stuck · snapshots · retention · alerts · cleanup, on a signal and on a period
 //!   metrics     figures: from the journal, from records, and from what goes by
 //! ```
 //!
@@ -32,6 +32,7 @@
 mod adopt;
 pub mod alert;
 mod breaker;
+pub mod cleanup;
 mod clock;
 mod command;
 mod config;
@@ -62,6 +63,7 @@ mod watch;
 
 pub use alert::{Alert, AlertConfig, AlertState};
 pub use breaker::{BreakerKind, BreakerStatus};
+pub use cleanup::CleanupConfig;
 pub use clock::Clock;
 pub use command::{CreateRequest, Created, KeyedBy};
 pub use config::{Budgets, EngineConfig, Failpoint, Periods};

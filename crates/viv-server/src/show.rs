@@ -303,6 +303,7 @@ pub(crate) fn reconciler(status: &ReconcilerStatus, state: &ServerState) -> Reco
         ReconcilerName::Retention => periods.retention,
         // One runs when somebody reads, the other for an alarm, and neither at a time of its own.
         ReconcilerName::Health | ReconcilerName::Idle => std::time::Duration::ZERO,
+        ReconcilerName::Cleanup => state.engine().config().cleanup.map(|cleanup| cleanup.period).unwrap_or_default(),
         ReconcilerName::Alerts => {
             state.engine().config().alerts.as_ref().map(|alerts| alerts.period).unwrap_or_default()
         }

@@ -7,10 +7,11 @@ use std::process::Output;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use support::daemon::{Daemon, PATIENCE};
+use support::daemon::{Daemon, PATIENCE, run};
 use support::kill;
 use support::restart::House;
 use viv_api::alert::AlertState;
+use viv_api::cleanup::BeginCleanup;
 use viv_api::client::Client;
 use viv_api::diagnosis::Diagnosis;
 use viv_api::execution::StartExecution;
@@ -202,4 +203,77 @@ fn o3_the_runbook_runs() {
         assert!(done.status.success(), "{command}: {}", String::from_utf8_lossy(&done.stderr));
     }
     assert_eq!(daemon.instances(), Vec::<std::path::PathBuf>::new());
+}
+
+/// A persistent sandbox with a file in it.
+fn with_file(daemon: &Daemon, name: &str) -> SandboxId {
+    let request: CreateSandbox = serde_json::from_value(serde_json::json!({ "name": name })).unwrap();
+    let made = daemon.create_from(&request);
+    let (_, end) = run(&daemon.sandbox(&made.id), "echo precious > /workspace/file && sync /workspace/file");
+    assert_eq!(end.exit_code, Some(0), "{end:?}");
+    made.id
+}
+
+fn still_has_file(daemon: &Daemon, id: &SandboxId) {
+    daemon.sandbox(id).ensure(&EnsureSandbox::default()).unwrap();
+    daemon.wait_for(id, "it is ready", |sandbox| sandbox.status == Status::Ready);
+    assert_eq!(run(&daemon.sandbox(id), "cat /workspace/file").0, "precious\n");
+}
+
+#[test]
+fn j2_emergency_cleanup_says_what_it_would_do_and_loses_no_persistent_file() {
+    let daemon = house("[sandboxes]\nmax = 2\n[cleanup]\nemergency_idle_s = 0\n");
+    let kept = with_file(&daemon, "kept");
+    let busy = daemon.create().id;
+    start(&daemon, &busy, &["/bin/sleep", "1000"]);
+    let clean = |dry_run| daemon.client().clean_up(&BeginCleanup { emergency: true, dry_run }).unwrap();
+    let would = clean(true);
+    assert_eq!((would.found, would.done), (1, 0), "{would:#?}");
+    assert_eq!((&would.items[0].sandbox, would.items[0].action.as_str()), (&kept, "hibernate"), "{would:#?}");
+    assert_eq!(daemon.instances().len(), 2, "nothing was done");
+    let until = Instant::now() + PATIENCE;
+    loop {
+        // Whoever used it a moment ago uses it still.
+        let did = clean(false);
+        if did.done == 1 {
+            assert_eq!(did.items[0].outcome, "done", "{did:#?}");
+            break;
+        }
+        assert!(did.items.iter().all(|item| item.outcome == "in_use"), "{did:#?}");
+        assert!(Instant::now() < until, "{did:#?}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    daemon.wait_for(&kept, "it is saved", |sandbox| sandbox.status == Status::Hibernated);
+    assert_eq!(clean(false).found, 0, "there is room");
+    still_has_file(&daemon, &kept);
+    daemon.remove(&kept);
+    daemon.remove(&busy);
+    let said = daemon.viv().args(["events", "--kind", "cleanup"]).output().unwrap();
+    let said = String::from_utf8(said.stdout).unwrap();
+    for kind in ["cleanup.started", "cleanup.item", "cleanup.completed"] {
+        assert!(said.contains(kind), "{said}");
+    }
+}
+
+#[test]
+fn j2_who_works_is_left_alone_however_little_is_left_and_who_does_not_is_saved_by_itself() {
+    let daemon = house("[sandboxes]\nmax = 1\n[cleanup]\nperiod_s = 1\nemergency_idle_s = 10\n");
+    let request: CreateSandbox = serde_json::from_value(serde_json::json!({ "name": "kept" })).unwrap();
+    let kept = daemon.create_from(&request).id;
+    let sandbox = daemon.sandbox(&kept);
+    let works = sandbox.start(&StartExecution::of(["/bin/sleep", "1000"]).unwrap(), None).unwrap();
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let done = daemon.client().clean_up(&BeginCleanup { emergency: true, dry_run: false }).unwrap();
+        if done.items.iter().any(|item| item.sandbox == kept && item.outcome == "in_use") {
+            break;
+        }
+        assert_eq!(done.done, 0, "something runs in it: {done:#?}");
+        assert!(Instant::now() < until, "it was not found");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_ne!(sandbox.get().unwrap().status, Status::Hibernated);
+    sandbox.execution(works.id).cancel().unwrap();
+    daemon.wait_for(&kept, "it is saved", |sandbox| sandbox.status == Status::Hibernated);
+    daemon.remove(&kept);
 }

@@ -6,6 +6,7 @@ use super::http::Call;
 use super::{Client, Events, Result};
 use crate::alert::Alert;
 use crate::bound::{KeyId, SandboxRef};
+use crate::cleanup::{BeginCleanup, Cleanup};
 use crate::daemon::{Doctor, Health, LogPage, Ready, Reconciler, Version};
 use crate::event::EventPage;
 use crate::key::{CreateKey, CreatedKey, Key};
@@ -50,6 +51,11 @@ impl Client {
     /// The built-in alerts, what fires first.
     pub fn alerts(&self) -> Result<Page<Alert>> {
         self.http.ask(Call::get(path::ALERTS))
+    }
+
+    /// Cleans up now, or says what that would do.
+    pub fn clean_up(&self, request: &BeginCleanup) -> Result<Cleanup> {
+        self.http.ask(Call::post(path::CLEANUP).json(request).waits(None))
     }
 
     /// Makes a key, and tells its secret this once.

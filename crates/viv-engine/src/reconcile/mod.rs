@@ -43,11 +43,13 @@ pub enum ReconcilerName {
     Retention,
     /// Whether somebody has to be told (O5).
     Alerts,
+    /// What failed, is past its time, or has to make room (J2).
+    Cleanup,
 }
 
 impl ReconcilerName {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::ProviderSync,
         Self::Expiry,
         Self::Stuck,
@@ -56,6 +58,7 @@ impl ReconcilerName {
         Self::Snapshots,
         Self::Retention,
         Self::Alerts,
+        Self::Cleanup,
     ];
 
     /// The word for it.
@@ -69,6 +72,7 @@ impl ReconcilerName {
             Self::Snapshots => "snapshots",
             Self::Retention => "retention",
             Self::Alerts => "alerts",
+            Self::Cleanup => "cleanup",
         }
     }
 }
@@ -122,7 +126,7 @@ pub(crate) struct Report {
 #[derive(Debug, Default)]
 pub(crate) struct Reconcilers {
     statuses: Mutex<BTreeMap<ReconcilerName, ReconcilerStatus>>,
-    bells: [Notify; 6],
+    bells: [Notify; 7],
     metrics: Metrics,
     pub(crate) suspects: Suspects,
     pub(crate) strays: snapshots::Strays,
@@ -211,6 +215,7 @@ impl Inner {
 pub(crate) fn spawn(inner: &Arc<Inner>) {
     let periods = inner.config.periods;
     let alerts = inner.config.alerts.as_ref().map(|alerts| (ReconcilerName::Alerts, alerts.period));
+    let cleanup = inner.config.cleanup.map(|cleanup| (ReconcilerName::Cleanup, cleanup.period));
     let periodic = [
         (ReconcilerName::ProviderSync, periods.provider_sync),
         (ReconcilerName::Expiry, periods.expiry),
@@ -218,7 +223,7 @@ pub(crate) fn spawn(inner: &Arc<Inner>) {
         (ReconcilerName::Retention, periods.retention),
         (ReconcilerName::Snapshots, periods.snapshots),
     ];
-    for (at, (name, period)) in periodic.into_iter().chain(alerts).enumerate() {
+    for (at, (name, period)) in periodic.into_iter().chain(alerts).chain(cleanup).enumerate() {
         let inner = inner.clone();
         // A run that panics is a mistake of ours, and no reason not to run again (J3).
         tokio::spawn(async move {
@@ -253,6 +258,7 @@ async fn run(inner: Arc<Inner>, name: ReconcilerName, period: Duration, bell: us
             ReconcilerName::Retention => retention::run(&inner).await,
             ReconcilerName::Snapshots => snapshots::run(&inner).await,
             ReconcilerName::Alerts => crate::alert::run(&inner).await,
+            ReconcilerName::Cleanup => crate::cleanup::run(&inner).await,
             // These have no period: one runs for what was read, the other for an alarm.
             ReconcilerName::Health | ReconcilerName::Idle => Ok(Report::default()),
         };

@@ -11,6 +11,7 @@ use crate::extract::MaybeJson;
 use crate::refusal::Answer;
 use crate::show;
 use crate::state::ServerState;
+use crate::stream::regardless;
 
 pub(super) fn tell(table: &mut impl Table) {
     let op = Op::new("daemon", "cleanUp", Need::Admin, "Clean up now, or say what that would do")
@@ -19,7 +20,11 @@ pub(super) fn tell(table: &mut impl Table) {
     table.on(Method::Post, path::CLEANUP, clean_up, op);
 }
 
-async fn clean_up(State(state): State<ServerState>, caller: Caller, MaybeJson(asked): MaybeJson<BeginCleanup>) -> Answer {
+async fn clean_up(
+    State(state): State<ServerState>,
+    caller: Caller,
+    MaybeJson(asked): MaybeJson<BeginCleanup>,
+) -> Answer {
     let mut kinds = vec![CleanupKind::Leftovers, CleanupKind::Age];
     kinds.extend(asked.emergency.then_some(CleanupKind::Emergency));
     let (engine, by) = (state.engine().clone(), caller.actor());

@@ -1,5 +1,6 @@
 //! The routes: one file per group.
 
+mod cleanup;
 mod daemon;
 mod drain;
 mod events;
@@ -44,6 +45,7 @@ pub(crate) fn tell(table: &mut impl Table) {
     schedules::tell(table);
     drain::tell(table);
     metrics::tell(table);
+    cleanup::tell(table);
 }
 
 fn page_limit(limit: Option<viv_api::bound::PageLimit>) -> usize {

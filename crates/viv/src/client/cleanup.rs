@@ -32,7 +32,8 @@ fn shown(done: &Cleanup) -> String {
     if !done.items.is_empty() {
         let mut table = Table::new(&["SANDBOX", "LAYER", "ACTION", "OUTCOME", "WHY"]);
         for item in &done.items {
-            let why = item.message.as_ref().map_or_else(|| item.why.clone(), |failed| format!("{}: {failed}", item.why));
+            let why =
+                item.message.as_ref().map_or_else(|| item.why.clone(), |failed| format!("{}: {failed}", item.why));
             table.row([
                 item.sandbox.to_string(),
                 item.layer.clone(),

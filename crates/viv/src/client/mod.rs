@@ -9,6 +9,7 @@ mod activity;
 mod alerts;
 mod attach;
 mod cancel;
+mod cleanup;
 mod cp;
 mod create;
 mod diagnose;
@@ -86,6 +87,7 @@ pub(crate) enum Verb {
     Logs(logs::Args),
     /// Show the built-in alerts that are pending or fire
     Alerts(alerts::Args),
+    Cleanup(cleanup::Args),
     /// Show figures about all sandboxes
     Stats(stats::Args),
     Top(top::Args),
@@ -162,6 +164,7 @@ fn dispatch(verb: Verb, global: &Global) -> anyhow::Result<ExitCode> {
         Verb::Cp(args) => cp::run(&args, &daemon),
         Verb::Logs(args) => logs::run(&args, &daemon),
         Verb::Alerts(args) => alerts::run(&args, &daemon),
+        Verb::Cleanup(args) => cleanup::run(&args, &daemon),
         Verb::Stats(args) => stats::run(&args, &daemon),
         Verb::Top(args) => top::run(&args, &daemon),
         Verb::Ensure(args) | Verb::Resume(args) => ensure::run(&args, &daemon),

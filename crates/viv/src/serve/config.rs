@@ -13,6 +13,7 @@ use viv_engine::Periods;
 use viv_store::SumsMax;
 
 use super::alerts::AlertsPart;
+use super::cleanup::CleanupPart;
 use super::gates::GateText;
 
 /// The daemon's part of the configuration file.
@@ -26,6 +27,7 @@ pub(super) struct FileConfig {
     pub(super) reconcile: ReconcilePart,
     pub(super) hooks: HooksPart,
     pub(super) alerts: AlertsPart,
+    pub(super) cleanup: CleanupPart,
     pub(super) gates: BTreeMap<String, GateText>,
     /// The client's part is the client's.
     #[serde(rename = "client")]

@@ -9,6 +9,7 @@
 //! ```
 
 mod alerts;
+mod cleanup;
 mod config;
 mod failpoint;
 mod gates;
@@ -147,6 +148,7 @@ async fn daemon(
         config.periods.keep = Duration::from_secs(days * 24 * 3600);
     }
     file.reconcile.apply(&mut config.periods);
+    config.cleanup = Some(file.cleanup.config());
     config.alerts = Some(file.alerts.config()?);
     config.gates.replace(gates::settings(&file.gates, std::env::vars())?);
     config.failpoint = failpoint::from_environment();
