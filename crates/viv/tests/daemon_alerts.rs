@@ -189,12 +189,14 @@ fn o3_the_runbook_runs() {
     let blocks = page.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap());
     let commands: Vec<&str> = blocks.flat_map(str::lines).filter(|line| !line.is_empty()).collect();
     assert!(commands.len() >= 20, "{commands:?}");
+    let folder = tempfile::tempdir().unwrap();
     for command in commands {
         let words: Vec<String> = command
             .split_whitespace()
             .map(|word| match word {
                 "SANDBOX" => name.to_owned(),
                 "EXECUTION" => sleeping.id.to_string(),
+                "REPORT" | "REPORT-2" => folder.path().join(word).display().to_string(),
                 word => word.to_owned(),
             })
             .collect();
@@ -203,6 +205,17 @@ fn o3_the_runbook_runs() {
         assert!(done.status.success(), "{command}: {}", String::from_utf8_lossy(&done.stderr));
     }
     assert_eq!(daemon.instances(), Vec::<std::path::PathBuf>::new());
+    for report in ["REPORT", "REPORT-2"] {
+        let about = folder.path().join(report);
+        let text = |name: &str| std::fs::read_to_string(about.join(name)).unwrap();
+        assert!(text("metrics.txt").contains("\nviv_sandboxes_created_total 1\n"), "{}", text("metrics.txt"));
+        assert!(text("events.jsonl").contains("sandbox.created"));
+        let sandbox = std::fs::read_dir(&about).unwrap().map(|entry| entry.unwrap().path()).find(|path| path.is_dir());
+        let sandbox = sandbox.expect("a folder of its own");
+        let diagnosis = std::fs::read(sandbox.join("diagnosis.json")).unwrap();
+        assert_eq!(serde_json::from_slice::<Diagnosis>(&diagnosis).unwrap().sandbox.name.as_deref(), Some(name));
+        assert!(std::fs::read_to_string(sandbox.join("timeline.json")).unwrap().contains("hibernated"));
+    }
 }
 
 /// A persistent sandbox with a file in it.

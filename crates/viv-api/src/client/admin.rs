@@ -48,6 +48,11 @@ impl Client {
         self.http.ask(Call::get(path::STATS.to_owned() + &encode(query)))
     }
 
+    /// Figures, in Prometheus's text format.
+    pub fn metrics(&self) -> Result<String> {
+        self.http.ask_text(Call::get(path::METRICS).accept("text/plain"))
+    }
+
     /// The built-in alerts, what fires first.
     pub fn alerts(&self) -> Result<Page<Alert>> {
         self.http.ask(Call::get(path::ALERTS))

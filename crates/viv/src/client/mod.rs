@@ -28,6 +28,7 @@ mod logs;
 mod new;
 mod progress;
 mod ps;
+mod report;
 mod reset;
 mod rest;
 mod rm;
@@ -116,6 +117,7 @@ pub(crate) enum Verb {
     Events(events::Args),
     /// Show what happened to a sandbox
     Timeline(timeline::Args),
+    Report(report::Args),
     /// Say that a sandbox is in use
     Activity(activity::Args),
     /// Keep a sandbox from idling for a while
@@ -180,6 +182,7 @@ fn dispatch(verb: Verb, global: &Global) -> anyhow::Result<ExitCode> {
         Verb::Extend(args) => extend::run(&args, &daemon),
         Verb::Events(args) => events::run(&args, &daemon),
         Verb::Timeline(args) => timeline::run(&args, &daemon),
+        Verb::Report(args) => report::run(&args, &daemon),
         Verb::Activity(args) => activity::run(args, &daemon),
         Verb::KeepAwake(args) => activity::keep_awake(args, &daemon),
         Verb::Limits(args) => limits::run(args, &daemon),
