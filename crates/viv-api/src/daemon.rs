@@ -190,6 +190,9 @@ pub struct Finding {
     pub code: String,
     /// What it is, for people.
     pub message: String,
+    /// What it was seen by.
+    #[serde(default)]
+    pub evidence: Vec<String>,
     /// The command that helps, if one does.
     pub command: Option<String>,
 }

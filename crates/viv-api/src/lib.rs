@@ -13,6 +13,7 @@
 //! environment or the clock.
 #![forbid(unsafe_code)]
 
+pub mod alert;
 pub mod bound;
 pub mod catalogue;
 mod convert;
@@ -40,6 +41,7 @@ pub mod stats;
 pub mod task;
 
 #[cfg(feature = "client")]
+pub mod cleanup;
 pub mod client;
 #[cfg(feature = "openapi")]
 pub mod openapi;

@@ -7,8 +7,8 @@ use utoipa::openapi::{Ref, RefOr, Type};
 use utoipa::{PartialSchema, ToSchema};
 
 use crate::{
-    bound, daemon, diagnosis, error, event, execution, file, key, limits, page, resources, sandbox, schedule, service,
-    snapshot, stats, task,
+    alert, bound, cleanup, daemon, diagnosis, error, event, execution, file, key, limits, page, resources, sandbox,
+    schedule, service, snapshot, stats, task,
 };
 
 /// A whole number with a range. The format is told so that clients pick a type that holds it.
@@ -201,6 +201,10 @@ pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
         key::Key,
         limits::Limits,
         limits::LimitsInForce,
+        alert::Alert,
+        cleanup::BeginCleanup,
+        cleanup::Cleanup,
+        page::Page<alert::Alert>,
         page::Page<daemon::Reconciler>,
         page::Page<execution::Execution>,
         page::Page<key::Key>,

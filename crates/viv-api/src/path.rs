@@ -128,6 +128,12 @@ pub const KEY: &str = "/v1/keys/{key}";
 pub const LOGS: &str = "/v1/logs";
 /// The reconcilers and how they stand.
 pub const RECONCILERS: &str = "/v1/reconcilers";
+/// Clean up now.
+pub const CLEANUP: &str = "/v1/cleanup";
+/// Figures for Prometheus.
+pub const METRICS: &str = "/metrics";
+/// The built-in alerts.
+pub const ALERTS: &str = "/v1/alerts";
 /// What this machine can and cannot do.
 pub const DOCTOR: &str = "/v1/doctor";
 

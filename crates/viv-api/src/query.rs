@@ -75,6 +75,14 @@ queries! {
         /// The generation that is meant; another one is answered with 410 `stale_handle`.
         generation: Option<GenerationNumber>,
     }
+    /// How to look at what goes on in a sandbox.
+    #[derive(Default)]
+    DiagnosisQuery {
+        /// The generation that is meant; another one is answered with 410 `stale_handle`.
+        generation: Option<GenerationNumber>,
+        /// How long to look at what goes on inside, 10 s at most; not at all when absent.
+        sample_ms: Option<WaitMs>,
+    }
     /// How to delete a sandbox.
     #[derive(Default)]
     DeleteSandbox {

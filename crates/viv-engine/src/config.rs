@@ -8,6 +8,8 @@ use viv_core::OwnerMark;
 use viv_core::lifecycle::Timings;
 use viv_store::Quota;
 
+use crate::alert::AlertConfig;
+use crate::cleanup::CleanupConfig;
 use crate::gate::Gates;
 use crate::hook::Webhooks;
 use crate::inside::Inside;
@@ -45,6 +47,10 @@ pub struct EngineConfig {
     pub webhooks: Option<Webhooks>,
     /// Who answers those inside sandboxes; without, nobody listens to them.
     pub inside: Option<Inside>,
+    /// How alerts are judged; without, none are (O5).
+    pub alerts: Option<AlertConfig>,
+    /// How cleanups are made by themselves; without, none are (J2).
+    pub cleanup: Option<CleanupConfig>,
 }
 
 impl EngineConfig {
@@ -61,6 +67,8 @@ impl EngineConfig {
             failpoint: None,
             webhooks: None,
             inside: None,
+            alerts: None,
+            cleanup: None,
         }
     }
 }

@@ -2,21 +2,36 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
+use viv_core::exec::{ExecState, ExecStatus, OutputEvent};
 use viv_core::hook::HookAction;
 use viv_core::lifecycle::{Finding, Phase, Sandbox, Status};
 use viv_core::snapshot::{Snapshot, SnapshotKind, SnapshotState};
 use viv_core::spec::Project;
-use viv_provider::{Observation, Whereabouts};
+use viv_provider::{InstanceRef, InstanceState, Observation, Whereabouts};
 use viv_store::Lease;
 
 use crate::breaker::destination;
 use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
 use crate::read::{View, Which, has_instance};
+use crate::symptom::{Inside, Look, Output, symptoms};
 
 /// Snapshots that are told one by one; the others are counted.
 const SNAPSHOTS_TOLD: usize = 10;
+
+/// The longest that somebody is looked at.
+pub(crate) const SAMPLE_MAX: Duration = Duration::from_secs(10);
+
+/// Looks in a sample.
+const LOOKS: u32 = 5;
+
+/// Commands whose last words are read: the newest, and those that run.
+const OUTPUTS_READ: usize = 8;
+
+/// How much of the end of an output is read.
+const TAIL_BYTES: u64 = 8 << 10;
 
 /// Everything that is known of one sandbox.
 #[derive(Debug, Clone)]
@@ -57,17 +72,40 @@ pub struct Remark {
     pub code: &'static str,
     /// In words.
     pub what: String,
+    /// What it was seen by.
+    pub evidence: Vec<String>,
     /// A command that helps.
     pub helps: String,
+}
+
+impl Remark {
+    pub(crate) fn of(code: &'static str, what: String, helps: String) -> Self {
+        Self { code, what, evidence: Vec::new(), helps }
+    }
+
+    /// With what it was seen by.
+    pub(crate) fn from(self, evidence: Vec<String>) -> Self {
+        Self { evidence, ..self }
+    }
 }
 
 impl Engine {
     /// Looks at everything. A read: it changes nothing but what is found changed (T9).
     pub async fn diagnose(&self, project: &Project, which: &Which) -> Result<Diagnosis, EngineError> {
+        self.diagnose_over(project, which, Duration::ZERO).await
+    }
+
+    /// The same, and looks at what goes on inside for so long: what changes says more than what is.
+    pub async fn diagnose_over(
+        &self,
+        project: &Project,
+        which: &Which,
+        sample: Duration,
+    ) -> Result<Diagnosis, EngineError> {
         let inner = &self.inner;
         let sandbox = inner.find(project, which).await?;
         let locks = inner.store.leases(&sandbox.id).await?;
-        let instance = viv_provider::InstanceRef { sandbox: sandbox.id.clone(), generation: sandbox.generation };
+        let instance = InstanceRef { sandbox: sandbox.id.clone(), generation: sandbox.generation };
         let budget = inner.config.budgets.probe;
         let provider = inner.call(&sandbox.id, budget, inner.provider.observe(&instance)).await;
         let provider = provider.map_err(|error| crate::effect::in_words(&error));
@@ -79,7 +117,14 @@ impl Engine {
         let (auto_saved, kept) = inner.saved_states(&sandbox).await?;
         let reads = inner.knowledge.reads(&sandbox.id);
         let view = inner.view(sandbox);
-        let mut remarks = remarks(&view);
+        let mut remarks = remarks(&view, whereabouts.as_ref(), provider.as_ref().ok());
+        if view.sandbox.phase == Phase::Ready && !sample.is_zero() {
+            let seen = inner.look_inside(&view.sandbox, sample.min(SAMPLE_MAX)).await;
+            remarks.extend(seen.iter().flat_map(symptoms));
+        }
+        if inner.has_no_progress(&view.sandbox, view.now_ms) {
+            remarks.push(stuck_without_progress(&view));
+        }
         remarks.extend(inner.left_alone(&view.sandbox));
         Ok(Diagnosis { view, provider, auto_saved, kept, locks, whereabouts, reads, remarks })
     }
@@ -96,6 +141,7 @@ impl Inner {
         let to: BTreeSet<String> = to.collect();
         let about = open.filter(|breaker| to.contains(&breaker.destination)).map(|breaker| Remark {
             code: "webhook_left_alone",
+            evidence: vec![format!("{} failures in a row", breaker.failures)],
             what: format!(
                 "{} failed {} times in a row, and is asked again later",
                 breaker.destination, breaker.failures
@@ -123,10 +169,10 @@ impl Inner {
     }
 }
 
-fn remarks(view: &View) -> Vec<Remark> {
+fn remarks(view: &View, whereabouts: Option<&Whereabouts>, seen: Option<&Observation>) -> Vec<Remark> {
     let id = &view.sandbox.id;
     let mut remarks = Vec::new();
-    let mut say = |code, what: String, helps: String| remarks.push(Remark { code, what, helps });
+    let mut say = |code, what: String, helps: String| remarks.push(Remark::of(code, what, helps).from(known(view)));
     let message = view.sandbox.cause.message.clone().unwrap_or_default();
     if view.status == Status::Unverified {
         let age = view.evidence.at_ms().map_or_else(
@@ -138,7 +184,13 @@ fn remarks(view: &View) -> Vec<Remark> {
     match view.evidence.finding() {
         Some(Finding::Unhealthy) => {
             let what = view.evidence.complaint().unwrap_or_default();
-            say("unhealthy", format!("a probe got a wrong answer: {what}"), format!("viv logs {id}"));
+            let is_mount = view.evidence.filesystem.as_ref().is_some_and(|check| check.finding == Finding::Unhealthy);
+            if is_mount {
+                let what = format!("its filesystem is not what it should be: {what}");
+                say("broken_mount", what, format!("viv stop {id}; then viv ensure {id}"));
+            } else {
+                say("unhealthy", format!("a probe got a wrong answer: {what}"), format!("viv logs {id}"));
+            }
         }
         Some(Finding::Timeout) => {
             let what = "a probe got no answer: the agent hangs, is stopped or frozen".to_owned();
@@ -146,7 +198,11 @@ fn remarks(view: &View) -> Vec<Remark> {
         }
         Some(Finding::Gone | Finding::Ok) | None => {}
     }
-    if view.sandbox.phase.work().is_some_and(|work| work.overdue) {
+    let runs = seen.is_some_and(|seen| matches!(seen.state, InstanceState::Running));
+    if runs && whereabouts.is_some_and(|parts| parts.supervisor_pid.is_some() && parts.agent_pid.is_none()) {
+        say("agent_dead", "the agent inside is dead".to_owned(), format!("viv ensure {id} makes a new one"));
+    }
+    if crate::metrics::is_overdue(&view.sandbox, view.now_ms) {
         let what = format!("{} takes longer than it may: {message}", view.sandbox.phase.name().as_str());
         say("overdue", what, format!("viv timeline {id}"));
     }
@@ -171,4 +227,82 @@ fn remarks(view: &View) -> Vec<Remark> {
         | Phase::Stopped => {}
     }
     remarks
+}
+
+/// What is known of it anyway, as evidence.
+fn known(view: &View) -> Vec<String> {
+    let phase_s = view.now_ms.saturating_sub(view.sandbox.phase_since_ms) / 1000;
+    let mut known = vec![format!("{} for {phase_s} s", view.sandbox.phase.name().as_str())];
+    let checks = [("exec", &view.evidence.exec), ("filesystem", &view.evidence.filesystem)];
+    for (name, check) in checks.iter().filter_map(|(name, check)| Some((name, check.as_ref()?))) {
+        let age_s = view.now_ms.saturating_sub(check.at_ms) / 1000;
+        let said = check.message.as_ref().map_or_else(String::new, |said| format!(": {said}"));
+        known.push(format!("{name} probe {age_s} s ago{said}"));
+    }
+    known.extend(view.observed.iter().map(|seen| format!("the provider said {} ({})", seen.state, seen.via)));
+    known
+}
+
+fn stuck_without_progress(view: &View) -> Remark {
+    let idle_s = view.now_ms.saturating_sub(view.sandbox.active_at_ms) / 1000;
+    let what = format!("it is ready, and nobody did anything with it for {idle_s} s");
+    Remark::of("no_progress", what, format!("viv stop {}", view.sandbox.id)).from(known(view))
+}
+
+impl Inner {
+    /// What goes on inside, looked at several times. Nothing when it cannot be looked at: others say why.
+    async fn look_inside(&self, record: &Sandbox, sample: Duration) -> Option<Inside> {
+        let (id, budget) = (&record.id, self.config.budgets.probe);
+        let instance = InstanceRef { sandbox: id.clone(), generation: record.generation };
+        let mut looks = Vec::new();
+        let mut limits = None;
+        for at in 0..LOOKS {
+            if at > 0 {
+                self.pause(sample / (LOOKS - 1)).await;
+            }
+            let seen = self.call(id, budget, self.provider.observe(&instance)).await.ok()?;
+            // By the clock that was looked at with the figures.
+            let mut look =
+                Look { at_ms: self.clock.now_ms(), usage: seen.usage.unwrap_or_default(), ..Look::default() };
+            limits = seen.limits;
+            look.processes = self.call(id, budget, self.provider.processes(&instance)).await.unwrap_or_default();
+            look.executions = self.call_agent(id, budget, self.provider.executions(&instance)).await.ok()?;
+            looks.push(look);
+        }
+        let mut outputs = Vec::new();
+        let executions = &looks.last()?.executions;
+        let newest = executions.iter().rev().take(OUTPUTS_READ / 2);
+        let running = executions.iter().filter(|one| one.state == ExecState::Running).take(OUTPUTS_READ / 2);
+        let mut read = BTreeSet::new();
+        for one in newest.chain(running) {
+            if one.output_bytes > 0 && read.insert(one.id.clone()) {
+                outputs.extend(self.last_words(&instance, one).await);
+            }
+        }
+        let (sandbox, limits) = (id.clone(), limits.unwrap_or_default());
+        Some(Inside { sandbox, active_at_ms: record.active_at_ms, looks, limits, outputs })
+    }
+
+    /// The end of what a command wrote, and when it did.
+    pub(crate) async fn last_words(&self, instance: &InstanceRef, one: &ExecStatus) -> Option<Output> {
+        let offset = one.output_bytes.saturating_sub(TAIL_BYTES);
+        let reading = async {
+            let mut stream = self.provider.attach(instance, &one.id, offset, false).await?;
+            let (mut tail, mut last_at_ms) = (Vec::new(), None);
+            while let Some(event) = stream.next().await? {
+                match event {
+                    OutputEvent::Chunk { data, at_ms, .. } => {
+                        tail.extend(data);
+                        last_at_ms = Some(at_ms);
+                    }
+                    OutputEvent::Cut { .. } => {}
+                    OutputEvent::End(_) => break,
+                }
+            }
+            Ok((tail, last_at_ms))
+        };
+        let (tail, last_at_ms) = self.call_agent(&instance.sandbox, self.config.budgets.probe, reading).await.ok()?;
+        let tail = String::from_utf8_lossy(&tail).into_owned();
+        Some(Output { execution: one.id.clone(), last_at_ms, tail })
+    }
 }

@@ -11,7 +11,9 @@ use viv_core::lifecycle::{Accepted, Event, Happened, Moment, Phase, PhaseName, S
 use viv_provider::{Capability, Provider};
 use viv_store::{Change, Epoch, Lease, Quota, Store, StoreError};
 
+use crate::alert::Alerts;
 use crate::breaker::{Breaker, BreakerStatus, Outside};
+use crate::cleanup::Cleanups;
 use crate::clock::Clock;
 use crate::config::EngineConfig;
 use crate::deeds::Deeds;
@@ -23,6 +25,7 @@ use crate::inside::Ears;
 use crate::journal;
 use crate::knowledge::Knowledge;
 use crate::listen::Listeners;
+use crate::metrics::{Census, Feed, Metrics, family};
 use crate::reconcile::{Health, Reconcilers};
 use crate::schedule::Schedules;
 use crate::snapshot::Savers;
@@ -69,6 +72,14 @@ pub(crate) struct Inner {
     pub(crate) ears: Ears,
     pub(crate) health: Health,
     pub(crate) reconcilers: Reconcilers,
+    pub(crate) metrics: Metrics,
+    /// How far the journal was counted.
+    pub(crate) feed: tokio::sync::Mutex<Feed>,
+    pub(crate) last_census: Mutex<Option<Census>>,
+    /// When who was not used for long was asked what runs in it, and whether that says nothing.
+    pub(crate) silent: tokio::sync::Mutex<HashMap<SandboxId, (u64, bool)>>,
+    pub(crate) alerts: Alerts,
+    pub(crate) cleanups: Cleanups,
     /// Held while somebody sets alarms and watches of one, so that the latest is the last.
     attending: Mutex<()>,
     /// Whether the provider can freeze; else the ladder of idling has one rung less.
@@ -144,6 +155,8 @@ impl Engine {
         let freezes = capabilities.can(Capability::Freeze);
         let why = || capabilities.missing.get(&Capability::SaveMemory).cloned().unwrap_or_else(|| NO_MEMORY.to_owned());
         let no_memory = (!capabilities.can(Capability::SaveMemory)).then(why);
+        let metrics = Metrics::default();
+        let feed = Feed::after(*store.tail().borrow());
         config.inside = config.inside.filter(|_| capabilities.can(Capability::Requests));
         let engine = Self {
             inner: Arc::new(Inner {
@@ -162,7 +175,13 @@ impl Engine {
                 listeners: Listeners::default(),
                 ears: Ears::default(),
                 health: Health::default(),
-                reconcilers: Reconcilers::default(),
+                reconcilers: Reconcilers::telling(&metrics),
+                metrics,
+                feed: tokio::sync::Mutex::new(feed),
+                last_census: Mutex::default(),
+                silent: tokio::sync::Mutex::default(),
+                alerts: Alerts::default(),
+                cleanups: Cleanups::default(),
                 attending: Mutex::default(),
                 freezes,
                 no_memory,
@@ -402,10 +421,21 @@ impl Inner {
 
     pub(crate) async fn commit_change(self: &Arc<Self>, change: Change) -> Result<Sandbox, EngineError> {
         let next = change.sandbox.clone();
-        let committed = self.store.commit(self.epoch, change).await.map_err(EngineError::from);
+        let committed = self.write(change).await.map_err(EngineError::from);
         committed.inspect_err(|error| self.heed(error))?;
         self.committed(&next);
         Ok(next)
+    }
+
+    /// Writes a change, and measures that.
+    pub(crate) async fn write(&self, change: Change) -> Result<(), StoreError> {
+        let began = tokio::time::Instant::now();
+        let committed = self.store.commit(self.epoch, change).await;
+        self.metrics.observe(&family::COMMIT_SECONDS, &[], began.elapsed().as_secs_f64());
+        if matches!(committed, Err(StoreError::Quota { .. })) {
+            self.metrics.count(&family::QUOTA_REFUSALS, &[]);
+        }
+        committed.map(drop)
     }
 
     /// The record is so now: whoever has to do with it hears of it.

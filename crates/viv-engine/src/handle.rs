@@ -20,6 +20,7 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::gate::Gate;
 use crate::idle::InUse;
+use crate::metrics::family;
 use crate::read::{Which, check_generation, has_instance};
 
 type Result<T> = std::result::Result<T, EngineError>;
@@ -329,8 +330,10 @@ impl Handle {
         let (inner, mutation) = (&self.engine.inner, self.mutation().await?);
         // What it wrote until now: whoever writes on within five seconds was not at its end (O2).
         let before = self.call(inner.provider.execution(&self.instance, execution)).await.ok();
-        let asked_ms = inner.clock.now_ms();
+        let (asked_ms, began) = (inner.clock.now_ms(), tokio::time::Instant::now());
         let answer = self.call(inner.provider.cancel(&mutation, self.sandbox(), execution)).await;
+        inner.metrics.observe(&family::CANCELLATION_SECONDS, &[], began.elapsed().as_secs_f64());
+        inner.metrics.count(&family::CANCELLATIONS, &[if answer.is_ok() { "ended" } else { "failed" }]);
         let took_ms = inner.clock.now_ms().saturating_sub(asked_ms);
         let mut data = json!({ "execution": execution, "took_ms": took_ms });
         let cause = match &answer {

@@ -27,6 +27,7 @@ use crate::engine::Inner;
 use crate::error::EngineError;
 use crate::gate::Gate;
 use crate::journal;
+use crate::metrics::family;
 use crate::serve::how_it_ended;
 
 /// What is kept of a hook's whole output beside the sandbox.
@@ -335,10 +336,12 @@ impl Inner {
                 let tried = tokio::time::timeout(delivery.within, (webhooks.0)(delivery.clone())).await;
                 match tried.unwrap_or_else(|_| Err(silent())) {
                     Ok(()) => {
+                        self.metrics.count(&family::WEBHOOKS, &["delivered"]);
                         self.outside.answered(&to);
                         return true;
                     }
                     Err(Undelivered { why, is_down }) => {
+                        self.metrics.count(&family::WEBHOOKS, &[if is_down { "down" } else { "refused" }]);
                         if is_down {
                             self.outside.failed(&to, self.clock.now_ms());
                         } else {

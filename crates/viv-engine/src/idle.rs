@@ -78,7 +78,7 @@ impl Inner {
 
     /// When it was last used, as far as the record does not know it: what runs in the foreground uses it now, what ended
     /// used it until then (L6). `None` when nobody can tell.
-    async fn used_at_ms(self: &Arc<Self>, record: &Sandbox) -> Option<u64> {
+    pub(crate) async fn used_at_ms(self: &Arc<Self>, record: &Sandbox) -> Option<u64> {
         if let Some(used_at_ms) = self.knowledge.used_at_ms(&record.id, self.clock.now_ms()) {
             // It is in use at this moment: nobody has to be asked.
             if used_at_ms >= self.clock.now_ms() {

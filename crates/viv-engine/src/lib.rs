@@ -16,7 +16,8 @@
 //!   execution   what is learnt about commands, written down beside the work; queues of those that wait (X1)
 //!   health      probes what was read and is stale; reads themselves change nothing (T9)
 //!   snapshots   one task per snapshot that is being made or removed; its row says what is outstanding
-//!   reconcilers provider-sync · expiry · stuck · snapshots · retention, on a signal and on a period
+//!   reconcilers provider-sync · expiry · stuck · snapshots · retention · alerts · cleanup, on a signal and on a period
+//!   metrics     figures: from the journal, from records, and from what goes by
 //! ```
 //!
 //! Invariants:
@@ -31,8 +32,10 @@
 #![forbid(unsafe_code)]
 
 mod adopt;
+pub mod alert;
 mod audit;
 mod breaker;
+pub mod cleanup;
 mod clock;
 mod command;
 mod config;
@@ -52,19 +55,23 @@ mod inside;
 mod journal;
 mod knowledge;
 mod listen;
+pub mod metrics;
 mod probe;
 mod read;
 mod reconcile;
 mod schedule;
 mod serve;
 mod snapshot;
+mod symptom;
 mod task;
 mod timer;
 mod token;
 mod watch;
 
+pub use alert::{Alert, AlertConfig, AlertState};
 pub use audit::{AuditItem, AuditOutcome, AuditReport};
 pub use breaker::{BreakerKind, BreakerStatus};
+pub use cleanup::CleanupConfig;
 pub use clock::Clock;
 pub use command::{CreateRequest, Created, KeyedBy};
 pub use config::{Budgets, EngineConfig, Failpoint, Periods};

@@ -15,6 +15,7 @@ use crate::effect::{in_words, seen};
 use crate::engine::{Applied, Inner};
 use crate::error::EngineError;
 use crate::journal;
+use crate::metrics::family;
 
 /// Ports that are dialled at once: more than most have, and few enough for the agent.
 const PORTS_AT_ONCE: usize = 16;
@@ -150,7 +151,26 @@ impl Inner {
         );
         let evidence = Evidence { exec: Some(exec), filesystem: Some(filesystem), ports, services };
         self.knowledge.probed(&record.id, generation, evidence.clone());
+        self.count_probes(&evidence);
         Ok(evidence)
+    }
+
+    /// For the figures (O4).
+    fn count_probes(&self, evidence: &Evidence) {
+        let one = |check: &Check, of: &str| {
+            self.metrics.count(&family::PROBES, &[of]);
+            let finding = match check.finding {
+                Finding::Ok => return,
+                Finding::Timeout => "timeout",
+                Finding::Unhealthy => "unhealthy",
+                Finding::Gone => "gone",
+            };
+            self.metrics.count(&family::PROBE_FAILURES, &[of, finding]);
+        };
+        evidence.exec.iter().for_each(|check| one(check, "exec"));
+        evidence.filesystem.iter().for_each(|check| one(check, "filesystem"));
+        evidence.ports.iter().for_each(|port| one(&port.check, "port"));
+        evidence.services.iter().for_each(|service| one(&service.check, "service"));
     }
 
     /// Dials all ports, some at a time: one that does not answer holds up no other. In the order of the spec.

@@ -366,6 +366,30 @@ pub struct Whereabouts {
     pub folder: Option<String>,
 }
 
+/// A process inside, as the kernel shows it. Its name is its own choice, and nothing to be trusted.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessSeen {
+    /// Its pid inside; that of the host where it has no other.
+    pub pid: u32,
+    /// What it calls itself.
+    pub name: String,
+    /// The kernel's letter for how it is: `R` runs, `S` and `D` wait, `T` is stopped, `Z` is over.
+    pub state: char,
+    /// Processor time so far.
+    pub cpu_us: u64,
+    /// Memory now.
+    pub memory_bytes: u64,
+    /// The call that it is in, if it waits in one.
+    #[serde(default)]
+    pub call: Option<String>,
+    /// What that call is about: a descriptor, and what is behind it.
+    #[serde(default)]
+    pub on: Option<String>,
+    /// Where in the kernel it waits.
+    #[serde(default)]
+    pub waits_in: Option<String>,
+}
+
 /// What one of those who keep an instance wrote down last.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogPart {

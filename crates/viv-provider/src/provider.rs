@@ -11,7 +11,7 @@ use crate::capability::Capabilities;
 use crate::error::ProviderError;
 use crate::instance::{
     Deadline, DeadlineChange, DiskUsage, Ended, InstanceRef, InstanceSpec, LogPart, Mutation, Observation, Page,
-    PageRequest, SaveRequest, Snapshot, SnapshotSeen, Whereabouts,
+    PageRequest, ProcessSeen, SaveRequest, Snapshot, SnapshotSeen, Whereabouts,
 };
 use crate::limits::ResourceLimits;
 
@@ -310,6 +310,13 @@ pub trait Provider: Send + Sync {
     /// Where an operator finds what the instance consists of, alive or ended
     /// (T8). What cannot be told is left out.
     async fn whereabouts(&self, instance: &InstanceRef) -> Result<Whereabouts>;
+
+    /// The processes of those inside, without whoever serves them, and what each does right now. Nothing where that
+    /// cannot be told.
+    async fn processes(&self, instance: &InstanceRef) -> Result<Vec<ProcessSeen>> {
+        let _ = instance;
+        Ok(Vec::new())
+    }
 
     /// The last lines of what those who keep the instance wrote down, at most
     /// so many bytes of each, alive or ended. Whoever was silent is left out.

@@ -4,13 +4,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::panic::AssertUnwindSafe;
 
 use axum::body::Body;
-use axum::extract::{Request, State};
-use axum::http::{HeaderValue, Response};
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderValue, Method, Response};
 use axum::middleware::Next;
 use axum::response::IntoResponse;
 use futures_util::FutureExt;
 use tokio::sync::watch;
 use viv_api::error::{ApiError, ErrorCode};
+use viv_engine::metrics::family;
 
 use crate::refusal::{Refusal, internal, invalid};
 use crate::state::ServerState;
@@ -50,6 +51,8 @@ pub(crate) fn word() -> String {
 pub(crate) async fn guard(State(state): State<ServerState>, request: Request, next: Next) -> Response<Body> {
     let id = word();
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let route = request.extensions().get::<MatchedPath>().map(|route| route.as_str().to_owned());
+    let began = std::time::Instant::now();
     let answered = match admitted(&state, &request) {
         Ok(_room) => AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
@@ -59,11 +62,25 @@ pub(crate) async fn guard(State(state): State<ServerState>, request: Request, ne
         Err(refusal) => refusal.into_response(),
     };
     tracing::debug!(component = "server", request = id, %method, path, status = answered.status().as_u16(), "answered");
+    let metrics = state.engine().metrics();
+    let verb = verb(&method);
+    metrics.observe(&family::HTTP_SECONDS, &[verb], began.elapsed().as_secs_f64());
+    let code = answered.status();
+    metrics.count(&family::HTTP_REQUESTS, &[verb, route.as_deref().unwrap_or("none"), code.as_str()]);
     let mut answered = answered;
     if let Ok(value) = HeaderValue::from_str(&id) {
         answered.headers_mut().insert(REQUEST_ID, value);
     }
     answered
+}
+
+/// The word for a method; anybody can make up others.
+fn verb(method: &Method) -> &'static str {
+    [Method::GET, Method::POST, Method::PUT, Method::DELETE]
+        .iter()
+        .zip(["GET", "POST", "PUT", "DELETE"])
+        .find_map(|(known, word)| (known == method).then_some(word))
+        .unwrap_or("other")
 }
 
 fn admitted<'s>(state: &'s ServerState, request: &Request) -> Result<tokio::sync::SemaphorePermit<'s>, Refusal> {

@@ -375,6 +375,10 @@ pub(crate) fn reconciler(status: &ReconcilerStatus, state: &ServerState) -> Reco
         ReconcilerName::Retention => periods.retention,
         // One runs when somebody reads, the other for an alarm, and neither at a time of its own.
         ReconcilerName::Health | ReconcilerName::Idle => std::time::Duration::ZERO,
+        ReconcilerName::Cleanup => state.engine().config().cleanup.map(|cleanup| cleanup.period).unwrap_or_default(),
+        ReconcilerName::Alerts => {
+            state.engine().config().alerts.as_ref().map(|alerts| alerts.period).unwrap_or_default()
+        }
     };
     let period_ms = u64::try_from(period.as_millis()).unwrap_or(u64::MAX);
     let now_ms = state.engine().now_ms();
@@ -424,11 +428,17 @@ fn host(whereabouts: Whereabouts) -> HostView {
 /// Something worth saying about a sandbox.
 fn finding(remark: Remark) -> Finding {
     let severity = match remark.code {
-        "unverified" => Severity::Info,
-        "lost" | "failed" => Severity::Critical,
+        "unverified" | "no_task" => Severity::Info,
+        "lost" | "failed" | "broken_mount" | "agent_dead" | "out_of_memory" => Severity::Critical,
         _ => Severity::Warning,
     };
-    Finding { severity, code: remark.code.to_owned(), message: remark.what, command: Some(remark.helps) }
+    Finding {
+        severity,
+        code: remark.code.to_owned(),
+        message: remark.what,
+        evidence: remark.evidence,
+        command: Some(remark.helps),
+    }
 }
 
 /// All that is known about a sandbox. Where it is on the host is for those who run the host.
@@ -449,6 +459,7 @@ pub(crate) fn diagnosis(state: &ServerState, diagnosis: viv_engine::Diagnosis, i
             } else {
                 "the provider did not say how it is".to_owned()
             },
+            evidence: Vec::new(),
             command: Some("viv doctor".to_owned()),
         }),
     }

@@ -32,8 +32,8 @@ pub use execution::{EXECUTIONS_KEPT_MAX, ExecutionListing, ExecutionQuery, KeptB
 pub use journal::{Cursor, JournalFilter, JournalLine, NewLine};
 pub use memory::MemoryStore;
 pub use record::{
-    ApiKey, Change, Idempotency, KeyScope, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Quota, Remembered,
-    ScheduleListing, ScheduleQuery, SnapshotListing, SnapshotQuery, Sums, SumsMax, Weights,
+    ApiKey, Change, Groups, Idempotency, KeyScope, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Quota,
+    Remembered, ScheduleListing, ScheduleQuery, SnapshotListing, SnapshotQuery, Sums, SumsMax, Weights,
 };
 pub use rules::{Grant, grant};
 pub use sqlite::SqliteStore;

@@ -217,6 +217,19 @@ pub struct ScheduleListing {
 /// How many records are in each phase, deleted ones left out.
 pub type PhaseCounts = BTreeMap<PhaseName, u64>;
 
+/// How writes were put together: those that wait while one is made durable are one transaction.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Groups {
+    /// Transactions.
+    pub count: u64,
+    /// Writes in them.
+    pub writes: u64,
+    /// Writes in the last one.
+    pub last: u64,
+    /// Writes in the greatest.
+    pub max: u64,
+}
+
 /// Who owns a store: one process, by an identity that outlives its pid (J6).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {

@@ -14,8 +14,8 @@ use crate::error::StoreError;
 use crate::execution::{ExecutionListing, ExecutionQuery, KeptBytes};
 use crate::journal::{Cursor, JournalFilter, JournalLine, NewLine};
 use crate::record::{
-    ApiKey, Change, Idempotency, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Remembered, ScheduleListing,
-    ScheduleQuery, SnapshotListing, SnapshotQuery,
+    ApiKey, Change, Groups, Idempotency, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Remembered,
+    ScheduleListing, ScheduleQuery, SnapshotListing, SnapshotQuery,
 };
 use crate::task::{TaskListing, TaskOutput, TaskQuery};
 
@@ -110,6 +110,11 @@ pub trait Store: Send + Sync {
         filter: &JournalFilter,
         limit: usize,
     ) -> Result<Vec<JournalLine>>;
+
+    /// How writes were put together so far, where they are.
+    fn groups(&self) -> Groups {
+        Groups::default()
+    }
 
     /// Rings with the newest cursor when lines were written through this store.
     fn tail(&self) -> watch::Receiver<Cursor>;

@@ -1,8 +1,9 @@
-//! `viv doctor`: what this machine can do, and why it cannot do the rest.
+//! `viv doctor`: what this machine can do, and why it cannot do the rest; or what is wrong with one sandbox.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use viv_api::bound::SandboxRef;
 use viv_api::daemon::Doctor;
 use viv_provider::{Capability, Provider};
 use viv_sandbox::machine::{self, State};
@@ -16,11 +17,16 @@ use crate::text::word;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
+    /// A sandbox, by id or name: what is wrong with it, from which evidence, and what helps
+    sandbox: Option<SandboxRef>,
     #[command(flatten)]
     place: Place,
 }
 
 pub(crate) fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
+    if let Some(sandbox) = &args.sandbox {
+        return client::diagnose(sandbox, global);
+    }
     let data = global.by_hand()?;
     let entered = place::enter();
     let findings = machine::findings(entered.as_ref().copied());

@@ -4,7 +4,9 @@ use ureq::http::Method;
 
 use super::http::Call;
 use super::{Client, Events, Result};
+use crate::alert::Alert;
 use crate::bound::{KeyId, SandboxRef};
+use crate::cleanup::{BeginCleanup, Cleanup};
 use crate::daemon::{Doctor, Health, LogPage, Ready, Reconciler, Version};
 use crate::event::EventPage;
 use crate::key::{CreateKey, CreatedKey, Key};
@@ -44,6 +46,21 @@ impl Client {
     /// Figures.
     pub fn stats(&self, query: &query::StatsQuery) -> Result<Stats> {
         self.http.ask(Call::get(path::STATS.to_owned() + &encode(query)))
+    }
+
+    /// Figures, in Prometheus's text format.
+    pub fn metrics(&self) -> Result<String> {
+        self.http.ask_text(Call::get(path::METRICS).accept("text/plain"))
+    }
+
+    /// The built-in alerts, what fires first.
+    pub fn alerts(&self) -> Result<Page<Alert>> {
+        self.http.ask(Call::get(path::ALERTS))
+    }
+
+    /// Cleans up now, or says what that would do.
+    pub fn clean_up(&self, request: &BeginCleanup) -> Result<Cleanup> {
+        self.http.ask(Call::post(path::CLEANUP).json(request).waits(None))
     }
 
     /// Makes a key, and tells its secret this once.

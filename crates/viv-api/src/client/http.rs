@@ -213,6 +213,13 @@ impl Http {
         self.ask_with_status(call).map(|(_, answer)| answer)
     }
 
+    /// A request whose answer is text.
+    pub(super) fn ask_text(&self, call: Call<'_>) -> Result<String> {
+        let url = self.url(&call.path);
+        let bytes = self.send(call).and_then(|response| read(&url, response))?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
     /// A request whose answer is that it was done.
     pub(super) fn tell(&self, call: Call<'_>) -> Result<()> {
         let url = self.url(&call.path);

@@ -116,6 +116,12 @@ impl<'a> SandboxHandle<'a> {
         self.client.http.ask(self.call(Call::get(self.path(path::DIAGNOSIS))))
     }
 
+    /// The same, and looks for so long at what goes on inside.
+    pub fn diagnosis_over(&self, sample_ms: u64) -> Result<Diagnosis> {
+        let query = query::DiagnosisQuery { generation: None, sample_ms: Some(WaitMs::nearest(sample_ms)) };
+        self.client.http.ask(self.call(Call::get(self.path(path::DIAGNOSIS) + &encode(&query)).waits(query.sample_ms)))
+    }
+
     /// Makes it run (L3).
     pub fn ensure(&self, request: &EnsureSandbox) -> Result<Change> {
         self.client.change(self.call(Call::post(self.path(path::ENSURE)).json(request).waits(request.wait_ms)))

@@ -92,8 +92,8 @@ impl Engine {
             unused_since_ms: None,
             snapshots: Vec::new(),
         };
-        match inner.store.commit(inner.epoch, change).await {
-            Ok(_) => {}
+        match inner.write(change).await {
+            Ok(()) => {}
             Err(StoreError::Repeated(before)) => {
                 if idempotency.is_some_and(|asked| asked.body_hash != before.body_hash) {
                     return Err(EngineError::IdempotencyMismatch { made: before.sandbox.to_string() });

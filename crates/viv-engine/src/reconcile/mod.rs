@@ -16,6 +16,7 @@ use tokio::sync::Notify;
 
 use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
+use crate::metrics::{Metrics, family};
 
 pub(crate) use health::Health;
 use provider_sync::Suspects;
@@ -40,12 +41,25 @@ pub enum ReconcilerName {
     Snapshots,
     /// Old lines, keys and tombstones (J9).
     Retention,
+    /// Whether somebody has to be told (O5).
+    Alerts,
+    /// What failed, is past its time, or has to make room (J2).
+    Cleanup,
 }
 
 impl ReconcilerName {
     /// All of them.
-    pub const ALL: [Self; 7] =
-        [Self::ProviderSync, Self::Expiry, Self::Stuck, Self::Health, Self::Idle, Self::Snapshots, Self::Retention];
+    pub const ALL: [Self; 9] = [
+        Self::ProviderSync,
+        Self::Expiry,
+        Self::Stuck,
+        Self::Health,
+        Self::Idle,
+        Self::Snapshots,
+        Self::Retention,
+        Self::Alerts,
+        Self::Cleanup,
+    ];
 
     /// The word for it.
     pub fn as_str(self) -> &'static str {
@@ -57,6 +71,8 @@ impl ReconcilerName {
             Self::Idle => "idle",
             Self::Snapshots => "snapshots",
             Self::Retention => "retention",
+            Self::Alerts => "alerts",
+            Self::Cleanup => "cleanup",
         }
     }
 }
@@ -84,6 +100,20 @@ pub struct ReconcilerStatus {
     pub next_at_ms: Option<u64>,
 }
 
+impl ReconcilerStatus {
+    /// Whether its last run failed, or it should have run long ago (J3).
+    pub fn is_bad(&self, now_ms: u64) -> bool {
+        self.error.is_some() || self.failed > 0 || self.is_overdue(now_ms)
+    }
+
+    /// Whether it is far past its time: by two periods.
+    pub fn is_overdue(&self, now_ms: u64) -> bool {
+        let period_ms =
+            self.next_at_ms.zip(self.last_at_ms).map_or(0, |(next_ms, last_ms)| next_ms - last_ms.min(next_ms));
+        self.next_at_ms.is_some_and(|next_ms| now_ms > next_ms.saturating_add(2 * period_ms))
+    }
+}
+
 /// What came of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Report {
@@ -96,12 +126,18 @@ pub(crate) struct Report {
 #[derive(Debug, Default)]
 pub(crate) struct Reconcilers {
     statuses: Mutex<BTreeMap<ReconcilerName, ReconcilerStatus>>,
-    bells: [Notify; 5],
+    bells: [Notify; 7],
+    metrics: Metrics,
     pub(crate) suspects: Suspects,
     pub(crate) strays: snapshots::Strays,
 }
 
 impl Reconcilers {
+    /// Those whose runs are counted there.
+    pub(crate) fn telling(metrics: &Metrics) -> Self {
+        Self { metrics: metrics.clone(), ..Self::default() }
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<ReconcilerName, ReconcilerStatus>> {
         self.statuses.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -126,6 +162,12 @@ impl Reconcilers {
         (began_ms, now_ms): (u64, u64),
         next_at_ms: Option<u64>,
     ) {
+        let took_ms = now_ms.saturating_sub(began_ms);
+        self.metrics.count(&family::RECONCILER_RUNS, &[name.as_str()]);
+        self.metrics.observe_ms(&family::RECONCILER_SECONDS, &[name.as_str()], took_ms);
+        if report.as_ref().is_ok_and(|report| report.failed > 0) || report.is_err() {
+            self.metrics.count(&family::RECONCILER_FAILURES, &[name.as_str()]);
+        }
         let mut statuses = self.lock();
         let status = statuses.entry(name).or_insert_with(|| ReconcilerStatus {
             name,
@@ -140,7 +182,7 @@ impl Reconcilers {
         });
         status.runs += 1;
         status.last_at_ms = Some(now_ms);
-        status.took_ms = now_ms.saturating_sub(began_ms);
+        status.took_ms = took_ms;
         status.next_at_ms = next_at_ms;
         match report {
             Ok(Report { found, did, failed }) => {
@@ -154,7 +196,7 @@ impl Reconcilers {
 impl Engine {
     /// How all reconcilers stand; one that never ran is there too.
     pub fn reconcilers(&self) -> Vec<ReconcilerStatus> {
-        self.inner.reconcilers.lock().values().cloned().collect()
+        self.inner.reconciler_statuses()
     }
 
     /// Asks all reconcilers to run now.
@@ -163,9 +205,17 @@ impl Engine {
     }
 }
 
+impl Inner {
+    pub(crate) fn reconciler_statuses(&self) -> Vec<ReconcilerStatus> {
+        self.reconcilers.lock().values().cloned().collect()
+    }
+}
+
 /// Starts them.
 pub(crate) fn spawn(inner: &Arc<Inner>) {
     let periods = inner.config.periods;
+    let alerts = inner.config.alerts.as_ref().map(|alerts| (ReconcilerName::Alerts, alerts.period));
+    let cleanup = inner.config.cleanup.map(|cleanup| (ReconcilerName::Cleanup, cleanup.period));
     let periodic = [
         (ReconcilerName::ProviderSync, periods.provider_sync),
         (ReconcilerName::Expiry, periods.expiry),
@@ -173,7 +223,7 @@ pub(crate) fn spawn(inner: &Arc<Inner>) {
         (ReconcilerName::Retention, periods.retention),
         (ReconcilerName::Snapshots, periods.snapshots),
     ];
-    for (at, (name, period)) in periodic.into_iter().enumerate() {
+    for (at, (name, period)) in periodic.into_iter().chain(alerts).chain(cleanup).enumerate() {
         let inner = inner.clone();
         // A run that panics is a mistake of ours, and no reason not to run again (J3).
         tokio::spawn(async move {
@@ -207,6 +257,8 @@ async fn run(inner: Arc<Inner>, name: ReconcilerName, period: Duration, bell: us
             ReconcilerName::Stuck => stuck::run(&inner).await,
             ReconcilerName::Retention => retention::run(&inner).await,
             ReconcilerName::Snapshots => snapshots::run(&inner).await,
+            ReconcilerName::Alerts => crate::alert::run(&inner).await,
+            ReconcilerName::Cleanup => crate::cleanup::run(&inner).await,
             // These have no period: one runs for what was read, the other for an alarm.
             ReconcilerName::Health | ReconcilerName::Idle => Ok(Report::default()),
         };

@@ -16,6 +16,7 @@ use super::Report;
 use crate::engine::{Applied, Inner};
 use crate::error::EngineError;
 use crate::gate::Gate;
+use crate::metrics::family;
 use crate::probe::is_silent;
 
 /// How many records are read at a time.
@@ -24,6 +25,13 @@ const PAGE: usize = 500;
 /// Instances without a record, or of an older generation than it, and when they were first seen so.
 #[derive(Debug, Default)]
 pub(crate) struct Suspects(Mutex<BTreeMap<InstanceRef, (u64, u32)>>);
+
+impl Suspects {
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+}
 
 pub(crate) async fn run(inner: &Arc<Inner>) -> Result<Report, EngineError> {
     let mut report = Report::default();
@@ -131,6 +139,8 @@ async fn collect(inner: &Arc<Inner>, unknown: &BTreeSet<InstanceRef>, report: &m
     let due: Vec<InstanceRef> = {
         let mut suspects = inner.reconcilers.suspects.0.lock().unwrap_or_else(PoisonError::into_inner);
         suspects.retain(|instance, _| unknown.contains(instance));
+        let news = unknown.iter().filter(|instance| !suspects.contains_key(instance)).count();
+        inner.metrics.add(&family::ORPHANS_FOUND, &[], news as f64);
         let mut due = Vec::new();
         for instance in unknown {
             let (since_ms, listings) = suspects.entry(instance.clone()).or_insert((now_ms, 0));

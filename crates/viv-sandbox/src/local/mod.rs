@@ -18,6 +18,7 @@ mod look;
 mod memory;
 mod output;
 mod probe;
+mod processes;
 mod requests;
 mod save;
 mod shim_client;
@@ -37,7 +38,7 @@ use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked};
 use viv_core::{ExecutionId, Generation, Identity, OwnerMark, RequestId, SandboxId, SnapshotId};
 use viv_provider::{
     ByteReader, Capabilities, Capability, Deadline, DeadlineChange, Dialled, DiskUsage, Ended, FileWrite, Finding,
-    InstanceRef, InstanceSpec, LogPart, Mutation, Observation, OutputStream, Page, PageRequest, Provider,
+    InstanceRef, InstanceSpec, LogPart, Mutation, Observation, OutputStream, Page, PageRequest, ProcessSeen, Provider,
     ProviderError, RequestStream, ResourceLimits, SaveRequest, Snapshot, SnapshotSeen, Swept, WatchStream, Whereabouts,
 };
 
@@ -525,6 +526,10 @@ impl Provider for LocalProvider {
 
     async fn whereabouts(&self, instance: &InstanceRef) -> Result<Whereabouts> {
         self.find_parts(instance).await
+    }
+
+    async fn processes(&self, instance: &InstanceRef) -> Result<Vec<ProcessSeen>> {
+        self.see_processes(instance).await
     }
 
     async fn log_tail(&self, instance: &InstanceRef, bytes_max: u64) -> Result<Vec<LogPart>> {

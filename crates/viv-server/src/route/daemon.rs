@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::StatusCode;
+use viv_api::alert::AlertState;
 use viv_api::bound::Sequence;
 use viv_api::daemon::{Doctor, Finding, Health, LogPage, Ready, ReadyCheck, Reconciler, Severity, Version};
 use viv_api::error::ErrorCode;
@@ -113,7 +114,17 @@ async fn doctor(State(state): State<ServerState>, caller: Caller) -> Answer {
                 "{} failed {} times in a row and is left alone for a moment",
                 breaker.destination, breaker.failures
             ),
+            evidence: Vec::new(),
             command: Some("viv logs --daemon".to_owned()),
+        });
+    }
+    for alert in super::metrics::shown(&state).into_iter().filter(|alert| alert.state == AlertState::Firing) {
+        findings.push(Finding {
+            severity: alert.severity,
+            code: format!("alert_{}", alert.name),
+            message: alert.message,
+            evidence: Vec::new(),
+            command: Some(alert.command),
         });
     }
     for status in engine.reconcilers() {
@@ -128,6 +139,7 @@ async fn doctor(State(state): State<ServerState>, caller: Caller) -> Answer {
                 } else {
                     format!("{} did not run through", shown.name)
                 },
+                evidence: Vec::new(),
                 command: Some("viv logs --daemon --component reconcile".to_owned()),
             });
         }
@@ -136,6 +148,7 @@ async fn doctor(State(state): State<ServerState>, caller: Caller) -> Answer {
                 severity: Severity::Critical,
                 code: "reconciler_overdue".to_owned(),
                 message: format!("{} should have run by now", shown.name),
+                evidence: Vec::new(),
                 command: Some("viv logs --daemon --component reconcile".to_owned()),
             });
         }

@@ -10,6 +10,7 @@ use viv_api::path;
 use viv_api::query::{ListEvents, StatsQuery};
 use viv_api::stats::{AgeBucket, QuotaUse, Stats, Target};
 use viv_core::lifecycle::PhaseName;
+use viv_engine::metrics::{Metrics, QuotaUsed, family};
 use viv_store::{Cursor, JournalFilter, JournalLine, ListQuery, Quota, Sums};
 
 use super::page_limit;
@@ -143,6 +144,23 @@ async fn page(
     Ok(show::ok(&EventPage { items, next_after, more, oldest_seq }))
 }
 
+/// Somebody who follows, counted until this is dropped.
+struct Follower(Metrics);
+
+impl Follower {
+    fn of(state: &ServerState) -> Self {
+        let metrics = state.engine().metrics().clone();
+        metrics.add(&family::FOLLOWERS, &[], 1.0);
+        Self(metrics)
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        self.0.add(&family::FOLLOWERS, &[], -1.0);
+    }
+}
+
 /// Tells lines as they are written. It reads on only when the reader has taken what was read before, so a slow one
 /// costs a page of lines; who takes nothing at all is let go by the connection.
 async fn follow(
@@ -153,6 +171,7 @@ async fn follow(
     kind: Option<EventKind>,
     out: Pieces,
 ) {
+    let _follower = Follower::of(&state);
     let store = state.engine().store();
     let mut tail = store.tail();
     if out.give(comment()).await.is_err() {
@@ -241,24 +260,17 @@ async fn stats(State(state): State<ServerState>, caller: Caller, Query(query): Q
         destroyed_total: totals.destroyed,
         lost_total: totals.lost,
         failed_total: totals.failed,
-        quotas: quotas(quota, project.is_some(), of(&PhaseName::MAY_LIVE), &sums),
+        quotas: QuotaUsed::all(quota, project.is_some(), of(&PhaseName::MAY_LIVE), &sums)
+            .into_iter()
+            .map(quota_use)
+            .collect(),
         ages,
         slo,
     }))
 }
 
-/// What is in use of each quota, in one project or in all.
-fn quotas(quota: &Quota, in_project: bool, sandboxes: u64, sums: &Sums) -> Vec<QuotaUse> {
-    let (count_max, max) =
-        if in_project { (quota.project_max, quota.project_sums_max) } else { (quota.total_max, quota.total_sums_max) };
-    let one = |name: &str, used: u64, max: Option<u64>| QuotaUse { name: name.to_owned(), used, max };
-    vec![
-        one("sandboxes", sandboxes, (count_max < u64::MAX).then_some(count_max)),
-        one("cpu_millis", sums.cpu_millis, max.cpu_millis),
-        one("memory_bytes", sums.memory_bytes, max.memory_bytes),
-        one("disk_bytes", sums.disk_bytes, max.disk_bytes),
-        one("processes", sums.processes, max.processes),
-    ]
+fn quota_use(quota: QuotaUsed) -> QuotaUse {
+    QuotaUse { name: quota.name.to_owned(), used: quota.used, max: quota.max }
 }
 
 /// How the targets are met that can be counted from the journal (O2).

@@ -153,6 +153,7 @@ async fn start(
     let status = started.await?;
     state.executions().remember(handle.sandbox(), &id, &spec, body.detach);
     state.tally().executed(handle.sandbox());
+    state.engine().metrics().count(&viv_engine::metrics::family::EXECUTIONS, &[]);
     let by = target.caller.actor().who;
     let shown = show::execution(&state, handle.sandbox(), handle.generation(), &status, false, None);
     Ok(show::json(StatusCode::CREATED, &Execution { by: Some(by), ..shown }))

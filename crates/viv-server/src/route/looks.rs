@@ -1,12 +1,14 @@
 //! Looking closer at one sandbox: diagnosis, timeline, logs, resources. Reads: they change nothing (T9).
 
+use std::time::Duration;
+
 use axum::extract::State;
-use viv_api::bound::LogBytes;
+use viv_api::bound::{LogBytes, WaitMs};
 use viv_api::diagnosis::Diagnosis;
 use viv_api::error::ErrorCode;
 use viv_api::page::Page;
 use viv_api::path;
-use viv_api::query::{OfGeneration, PageQuery, SandboxLogQuery};
+use viv_api::query::{DiagnosisQuery, OfGeneration, PageQuery, SandboxLogQuery};
 use viv_api::resources::Resources;
 use viv_api::sandbox::{LogSource, LogTail, SandboxLogs, TimelineEntry};
 use viv_core::lifecycle::Phase;
@@ -27,7 +29,7 @@ const LOG_BYTES_DEFAULT: u64 = 64 << 10;
 pub(super) fn tell(table: &mut impl Table) {
     let op = |id, summary| Op::new("looks", id, Need::Read, summary).of_sandbox();
     let diagnosis_op = op("getDiagnosis", "All that is known about a sandbox")
-        .query::<OfGeneration>()
+        .query::<DiagnosisQuery>()
         .gives::<Diagnosis>(200, "All of it.")
         .fails(&[ErrorCode::Timeout]);
     table.on(Method::Get, path::DIAGNOSIS, diagnosis, diagnosis_op);
@@ -48,9 +50,10 @@ pub(super) fn tell(table: &mut impl Table) {
     table.on(Method::Get, path::RESOURCES, resources, resources_op);
 }
 
-async fn diagnosis(State(state): State<ServerState>, target: Target, Query(query): Query<OfGeneration>) -> Answer {
+async fn diagnosis(State(state): State<ServerState>, target: Target, Query(query): Query<DiagnosisQuery>) -> Answer {
     let record = target.record(&state, query.generation).await?;
-    let found = state.engine().diagnose(&record.project, &Which::Id(record.id)).await?;
+    let sample = Duration::from_millis(query.sample_ms.map_or(0, WaitMs::get));
+    let found = state.engine().diagnose_over(&record.project, &Which::Id(record.id), sample).await?;
     Ok(show::ok(&show::diagnosis(&state, found, target.caller.is_admin())))
 }
 

@@ -1,5 +1,6 @@
 //! The routes: one file per group.
 
+mod cleanup;
 mod daemon;
 mod drain;
 mod events;
@@ -8,6 +9,7 @@ mod files;
 mod keys;
 mod lifecycle;
 mod looks;
+mod metrics;
 mod output;
 mod reconcile;
 mod rest;
@@ -47,6 +49,8 @@ pub(crate) fn tell(table: &mut impl Table) {
     tasks::tell(table);
     drain::tell(table);
     reconcile::tell(table);
+    metrics::tell(table);
+    cleanup::tell(table);
 }
 
 fn page_limit(limit: Option<viv_api::bound::PageLimit>) -> usize {

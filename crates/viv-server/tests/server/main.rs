@@ -6,6 +6,7 @@ mod executions;
 mod files;
 mod journal;
 mod lifecycle;
+mod metrics;
 mod openapi;
 mod private;
 mod schedules;

@@ -22,6 +22,7 @@ mod write;
 use std::fs::{File, OpenOptions, Permissions};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -39,13 +40,13 @@ use crate::error::StoreError;
 use crate::execution::{ExecutionListing, ExecutionQuery, KeptBytes};
 use crate::journal::{Cursor, JournalFilter, JournalLine, NewLine};
 use crate::record::{
-    ApiKey, Change, Idempotency, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Remembered, ScheduleListing,
-    ScheduleQuery, SnapshotListing, SnapshotQuery,
+    ApiKey, Change, Groups, Idempotency, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Remembered,
+    ScheduleListing, ScheduleQuery, SnapshotListing, SnapshotQuery,
 };
 use crate::store::{Epoch, Store};
 use crate::task::{TaskListing, TaskOutput, TaskQuery};
 use reserve::Reserve;
-use threads::{Bounded, Queue, Urgency};
+use threads::{Bounded, Grouped, Queue, Urgency};
 
 type Result<T> = std::result::Result<T, StoreError>;
 
@@ -79,6 +80,7 @@ pub struct SqliteStore {
     writer: Queue,
     readers: Queue,
     tail: watch::Sender<Cursor>,
+    groups: Arc<Grouped>,
     /// One copy at a time.
     backups: tokio::sync::Mutex<()>,
 }
@@ -110,8 +112,10 @@ impl SqliteStore {
             Bounded::new(db, STATEMENT_MS_MAX)
         };
         let readers = Queue::readers((0..READERS).map(reader).collect::<Result<_>>()?)?;
-        let writer = Queue::writer(Bounded::new(db, STATEMENT_MS_MAX)?, tail.clone(), Reserve::of(path))?;
-        Ok(Self { path: path.to_owned(), writer, readers, tail, backups: tokio::sync::Mutex::new(()) })
+        let groups = Arc::<Grouped>::default();
+        let bounded = Bounded::new(db, STATEMENT_MS_MAX)?;
+        let writer = Queue::writer(bounded, tail.clone(), Reserve::of(path), groups.clone())?;
+        Ok(Self { path: path.to_owned(), writer, readers, tail, groups, backups: tokio::sync::Mutex::new(()) })
     }
 
     /// Puts a copy in the place of a file whose locks a dead man holds: an owner that was killed and is not gone, since
@@ -286,6 +290,10 @@ impl Store for SqliteStore {
     ) -> Result<Vec<JournalLine>> {
         let filter = filter.clone();
         self.readers.call(move |db| read::journal_tail(db, before, &filter, limit)).await
+    }
+
+    fn groups(&self) -> Groups {
+        self.groups.told()
     }
 
     fn tail(&self) -> watch::Receiver<Cursor> {

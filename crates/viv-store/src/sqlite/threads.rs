@@ -26,6 +26,7 @@ use super::reserve::Reserve;
 use super::{ANSWER_MS_MAX, GROUP_MAX, QUEUE_MAX, Result};
 use crate::error::StoreError;
 use crate::journal::Cursor;
+use crate::record::Groups;
 
 /// A connection that gives up a statement that takes too long.
 pub(super) struct Bounded {
@@ -136,9 +137,14 @@ pub(super) struct Queue {
 
 impl Queue {
     /// The one thread that writes.
-    pub(super) fn writer(db: Bounded, tail: watch::Sender<Cursor>, reserve: Reserve) -> Result<Self> {
+    pub(super) fn writer(
+        db: Bounded,
+        tail: watch::Sender<Cursor>,
+        reserve: Reserve,
+        groups: Arc<Grouped>,
+    ) -> Result<Self> {
         let (jobs, queue) = mpsc::channel(QUEUE_MAX);
-        let thread = spawn("viv-store-write", move || Writer { db, tail, reserve }.serve(queue))?;
+        let thread = spawn("viv-store-write", move || Writer { db, tail, reserve, groups }.serve(queue))?;
         Ok(Self { jobs: Some(jobs), threads: vec![thread] })
     }
 
@@ -225,6 +231,30 @@ struct Writer {
     db: Bounded,
     tail: watch::Sender<Cursor>,
     reserve: Reserve,
+    groups: Arc<Grouped>,
+}
+
+/// How writes were put together so far.
+#[derive(Default)]
+pub(super) struct Grouped {
+    count: AtomicU64,
+    writes: AtomicU64,
+    last: AtomicU64,
+    max: AtomicU64,
+}
+
+impl Grouped {
+    fn count(&self, writes: u64) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.writes.fetch_add(writes, Ordering::Relaxed);
+        self.last.store(writes, Ordering::Relaxed);
+        self.max.fetch_max(writes, Ordering::Relaxed);
+    }
+
+    pub(super) fn told(&self) -> Groups {
+        let read = |number: &AtomicU64| number.load(Ordering::Relaxed);
+        Groups { count: read(&self.count), writes: read(&self.writes), last: read(&self.last), max: read(&self.max) }
+    }
 }
 
 /// How a transaction ended.
@@ -242,6 +272,7 @@ impl Writer {
         let mut group = Vec::new();
         while queue.blocking_recv_many(&mut group, GROUP_MAX) > 0 {
             let group = std::mem::take(&mut group);
+            self.groups.count(group.len() as u64);
             match self.transaction(group) {
                 Ended::Committed(group) => {
                     self.answer(group);

@@ -7,7 +7,8 @@ use viv_api::event::Event;
 use viv_api::query::ListEvents;
 
 use super::table::{clean, clock};
-use super::{Daemon, print, print_json};
+use super::{Daemon, now_ms, print, print_json};
+use crate::text::parse_span;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -20,16 +21,32 @@ pub(crate) struct Args {
     /// Only those after this one; from the oldest that is kept when not said
     #[arg(long, value_name = "NUMBER")]
     after: Option<Sequence>,
+    /// Only of this kind, or all that begin with it: sandbox.moved, alert
+    #[arg(long, value_name = "KIND")]
+    kind: Option<String>,
+    /// Only with this cause: expired, user_stop, crashed
+    #[arg(long, value_name = "CAUSE")]
+    cause: Option<String>,
+    /// Only by this one: key:ID, or a part of the daemon
+    #[arg(long, value_name = "WHO")]
+    by: Option<String>,
+    /// Only those of the last so long: 30s, 15m, 2h, 1d
+    #[arg(long, value_name = "SPAN", value_parser = parse_span)]
+    since: Option<u64>,
     /// Go on with what happens; a connection that breaks is made again where it was
     #[arg(long, short)]
     follow: bool,
 }
 
 pub(super) fn run(args: &Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
+    let from_ms = args.since.map_or(0, |since_ms| now_ms().saturating_sub(since_ms));
     if args.follow {
         let events = daemon.client.follow_events(args.after.map(Sequence::get), args.sandbox.clone());
         for event in events.of_kind(args.kind.clone()) {
-            say(daemon, &event?)?;
+            let event = event?;
+            if args.wants(&event, from_ms) {
+                say(daemon, &event)?;
+            }
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -37,7 +54,7 @@ pub(super) fn run(args: &Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
     loop {
         let query = ListEvents { after, sandbox: args.sandbox.clone(), kind: args.kind.clone(), limit: None };
         let page = daemon.client.events(&query)?;
-        for event in &page.items {
+        for event in page.items.iter().filter(|event| args.wants(event, from_ms)) {
             say(daemon, event)?;
         }
         // A server that does not move on would keep us here for ever.
@@ -45,6 +62,17 @@ pub(super) fn run(args: &Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
         after = Some(Sequence::nearest(page.next_after));
+    }
+}
+
+impl Args {
+    /// Whether an event is one of those that were asked for.
+    fn wants(&self, event: &Event, from_ms: u64) -> bool {
+        let kind = self.kind.as_ref().is_none_or(|kind| event.kind.starts_with(kind.as_str()));
+        let cause =
+            self.cause.as_ref().is_none_or(|code| event.cause.as_ref().is_some_and(|cause| cause.code == *code));
+        let by = self.by.as_ref().is_none_or(|by| event.by == *by || event.by.starts_with(&format!("{by} ")));
+        kind && cause && by && event.at_ms >= from_ms
     }
 }
 

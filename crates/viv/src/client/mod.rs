@@ -6,10 +6,13 @@
 //! Architecture invariant: nothing here touches the local provider, and nobody enters a user namespace for it.
 
 mod activity;
+mod alerts;
 mod attach;
 mod cancel;
+mod cleanup;
 mod cp;
 mod create;
+mod diagnose;
 mod drain;
 mod ensure;
 mod events;
@@ -27,6 +30,7 @@ mod new;
 mod progress;
 mod ps;
 mod reconcile;
+mod report;
 mod reset;
 mod rest;
 mod rm;
@@ -57,6 +61,7 @@ use serde::Serialize;
 use viv_api::bound::SandboxRef;
 use viv_api::client::{Client, Location, SandboxHandle};
 
+pub(crate) use diagnose::diagnose;
 pub(crate) use show::finding;
 
 use crate::fail::{self, FAILED, NOT_THE_COMMAND};
@@ -86,6 +91,9 @@ pub(crate) enum Verb {
     Cp(cp::Args),
     /// Show the logs of a sandbox, or the daemon's
     Logs(logs::Args),
+    /// Show the built-in alerts that are pending or fire
+    Alerts(alerts::Args),
+    Cleanup(cleanup::Args),
     /// Show figures about all sandboxes
     Stats(stats::Args),
     Top(top::Args),
@@ -114,6 +122,7 @@ pub(crate) enum Verb {
     Events(events::Args),
     /// Show what happened to a sandbox
     Timeline(timeline::Args),
+    Report(report::Args),
     /// Say that a sandbox is in use
     Activity(activity::Args),
     /// Keep a sandbox from idling for a while
@@ -167,6 +176,8 @@ fn dispatch(verb: Verb, global: &Global) -> anyhow::Result<ExitCode> {
         Verb::Kill(args) => kill::run(args, &daemon),
         Verb::Cp(args) => cp::run(&args, &daemon),
         Verb::Logs(args) => logs::run(&args, &daemon),
+        Verb::Alerts(args) => alerts::run(&args, &daemon),
+        Verb::Cleanup(args) => cleanup::run(&args, &daemon),
         Verb::Stats(args) => stats::run(&args, &daemon),
         Verb::Top(args) => top::run(&args, &daemon),
         Verb::Ensure(args) | Verb::Resume(args) => ensure::run(&args, &daemon),
@@ -182,6 +193,7 @@ fn dispatch(verb: Verb, global: &Global) -> anyhow::Result<ExitCode> {
         Verb::Extend(args) => extend::run(&args, &daemon),
         Verb::Events(args) => events::run(&args, &daemon),
         Verb::Timeline(args) => timeline::run(&args, &daemon),
+        Verb::Report(args) => report::run(&args, &daemon),
         Verb::Activity(args) => activity::run(args, &daemon),
         Verb::KeepAwake(args) => activity::keep_awake(args, &daemon),
         Verb::Limits(args) => limits::run(args, &daemon),

@@ -232,7 +232,8 @@ pub(crate) fn finding(finding: &Finding) -> String {
         Severity::Critical => "critical",
     };
     let helps = finding.command.as_ref().map_or_else(String::new, |command| format!("  try: {}\n", clean(command)));
-    format!("{severity}: {} ({})\n{helps}", clean(&finding.message), clean(&finding.code))
+    let seen: String = finding.evidence.iter().map(|seen| format!("  seen: {}\n", clean(seen))).collect();
+    format!("{severity}: {} ({})\n{seen}{helps}", clean(&finding.message), clean(&finding.code))
 }
 
 #[cfg(test)]

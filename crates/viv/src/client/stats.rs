@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use viv_api::query::StatsQuery;
 use viv_api::stats::Stats;
 
-use super::Daemon;
-use super::table::{Facts, Table};
+use super::table::{Facts, NONE, Table};
+use super::{Daemon, alerts};
 use crate::text::{bytes, span};
 
 #[derive(clap::Args)]
@@ -18,7 +18,10 @@ pub(crate) struct Args {
 
 pub(super) fn run(args: &Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
     let stats = daemon.client.stats(&StatsQuery { slo: args.slo })?;
-    daemon.answer(&stats, || shown(&stats))
+    // What is wrong stands first; without it the figures are still worth telling.
+    let alerts =
+        if daemon.json { Vec::new() } else { daemon.client.alerts().map(|page| page.items).unwrap_or_default() };
+    daemon.answer(&stats, || alerts::firing(&alerts) + &shown(&stats))
 }
 
 fn shown(stats: &Stats) -> String {

@@ -13,6 +13,8 @@ use tracing::level_filters::LevelFilter;
 use viv_engine::Periods;
 use viv_store::SumsMax;
 
+use super::alerts::AlertsPart;
+use super::cleanup::CleanupPart;
 use super::gates::GateText;
 
 /// The daemon's part of the configuration file.
@@ -25,6 +27,8 @@ pub(super) struct FileConfig {
     pub(super) retention: RetentionPart,
     pub(super) reconcile: ReconcilePart,
     pub(super) hooks: HooksPart,
+    pub(super) alerts: AlertsPart,
+    pub(super) cleanup: CleanupPart,
     pub(super) gates: BTreeMap<String, GateText>,
     /// The client's part is the client's.
     #[serde(rename = "client")]

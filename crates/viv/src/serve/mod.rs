@@ -8,6 +8,8 @@
 //!   DATA/daemon.json   where it listens
 //! ```
 
+mod alerts;
+mod cleanup;
 mod config;
 mod failpoint;
 mod gates;
@@ -152,6 +154,8 @@ async fn daemon(
         config.periods.keep = Duration::from_secs(days * 24 * 3600);
     }
     file.reconcile.apply(&mut config.periods);
+    config.cleanup = Some(file.cleanup.config());
+    config.alerts = Some(file.alerts.config()?);
     config.gates.replace(gates::settings(&file.gates, std::env::vars())?);
     config.failpoint = failpoint::from_environment();
     config.webhooks = Some(viv_server::webhooks(&viv_server::WebhookConfig {

@@ -1,0 +1,43 @@
+//! Built-in alerts (O5).
+
+use serde::{Deserialize, Serialize};
+
+use crate::daemon::Severity;
+
+/// A built-in alert and how it stands.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Alert {
+    /// Its name.
+    #[cfg_attr(feature = "openapi", schema(example = "sandbox_leak_detected"))]
+    pub name: String,
+    /// How bad it is.
+    pub severity: Severity,
+    /// Where it stands.
+    pub state: AlertState,
+    /// Since when, unless it is inactive.
+    pub since_at_ms: Option<u64>,
+    /// What was measured last.
+    pub value: f64,
+    /// It holds above this.
+    pub above: f64,
+    /// How long it has to hold before it fires.
+    pub for_ms: u64,
+    /// In words.
+    pub message: String,
+    /// The command to begin with.
+    pub command: String,
+}
+
+/// Where an alert stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum AlertState {
+    /// It does not hold.
+    Inactive,
+    /// It holds, and not for long enough yet.
+    Pending,
+    /// It fires.
+    Firing,
+}

@@ -1,0 +1,235 @@
+//! What is as it is now: counted when somebody asks, from records and from what the engine keeps anyway.
+
+use std::sync::PoisonError;
+
+use viv_core::exec::ExecState;
+use viv_core::lifecycle::{Cause, Phase, PhaseName, Sandbox};
+use viv_provider::InstanceRef;
+use viv_store::{ListQuery, Quota, Sums};
+
+use super::{Metrics, family};
+use crate::breaker::BreakerKind;
+use crate::engine::{Engine, Inner};
+use crate::error::EngineError;
+
+/// Records read at once.
+const PAGE: usize = 1_000;
+
+/// How long a count of records is good: many who ask at once cost one.
+const CENSUS_MS: u64 = 2_000;
+
+/// How late what is put to rest by itself may be before it counts as stuck.
+const REST_LATE_MS: u64 = 60_000;
+
+/// How often a sandbox that was not used for long is asked what runs in it.
+const ASKED_EVERY_MS: u64 = 60_000;
+
+/// Those that live, counted: in proportion to them, and a quota bounds that.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Census {
+    pub(crate) at_ms: u64,
+    pub(crate) sums: Sums,
+    pub(crate) overdue: u64,
+    pub(crate) no_progress: u64,
+    pub(crate) save_failed: u64,
+    pub(crate) kill_failed: u64,
+}
+
+/// What is in use of a quota (L18).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QuotaUsed {
+    /// Its name.
+    pub name: &'static str,
+    /// What there is.
+    pub used: u64,
+    /// What there may be; nothing is any amount.
+    pub max: Option<u64>,
+}
+
+impl QuotaUsed {
+    /// All quotas, of one project or of all.
+    pub fn all(quota: &Quota, in_project: bool, sandboxes: u64, sums: &Sums) -> Vec<Self> {
+        let (count_max, max) = if in_project {
+            (quota.project_max, quota.project_sums_max)
+        } else {
+            (quota.total_max, quota.total_sums_max)
+        };
+        let one = |name, used, max| Self { name, used, max };
+        vec![
+            one("sandboxes", sandboxes, (count_max < u64::MAX).then_some(count_max)),
+            one("cpu_millis", sums.cpu_millis, max.cpu_millis),
+            one("memory_bytes", sums.memory_bytes, max.memory_bytes),
+            one("disk_bytes", sums.disk_bytes, max.disk_bytes),
+            one("processes", sums.processes, max.processes),
+        ]
+    }
+}
+
+impl Engine {
+    /// The figures, as they were last.
+    pub fn metrics(&self) -> &Metrics {
+        &self.inner.metrics
+    }
+
+    /// Brings the figures up to now.
+    pub async fn gather(&self) -> Result<&Metrics, EngineError> {
+        self.inner.gather().await?;
+        Ok(&self.inner.metrics)
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "figures for people")]
+fn float(count: u64) -> f64 {
+    count as f64
+}
+
+impl Inner {
+    /// Brings the figures up to now.
+    pub(crate) async fn gather(&self) -> Result<(), EngineError> {
+        let metrics = &self.metrics;
+        self.feed.lock().await.catch_up(self.store.as_ref(), metrics).await?;
+        let counted = self.store.count(None).await?;
+        metrics.clear(&family::SANDBOXES);
+        for (phase, count) in &counted {
+            metrics.set(&family::SANDBOXES, &[phase.as_str()], float(*count));
+        }
+        let active = PhaseName::MAY_LIVE.iter().filter_map(|phase| counted.get(phase)).sum();
+        metrics.set(&family::ACTIVE, &[], float(active));
+        let census = self.census().await?;
+        metrics.set(&family::STUCK, &["overdue"], float(census.overdue));
+        metrics.set(&family::STUCK, &["no_progress"], float(census.no_progress));
+        metrics.set(&family::SAVE_FAILED, &[], float(census.save_failed));
+        metrics.set(&family::KILL_FAILED, &[], float(census.kill_failed));
+        for quota in QuotaUsed::all(&self.config.quota, false, active, &census.sums) {
+            metrics.set(&family::QUOTA_USED, &[quota.name], float(quota.used));
+            if let Some(max) = quota.max {
+                metrics.set(&family::QUOTA_LIMIT, &[quota.name], float(max));
+                let ratio = if max == 0 { 1.0 } else { float(quota.used) / float(max) };
+                metrics.set(&family::QUOTA_RATIO, &[quota.name], ratio);
+            }
+        }
+        self.gather_parts();
+        Ok(())
+    }
+
+    /// Those that live, counted now or a moment ago.
+    async fn census(&self) -> Result<Census, EngineError> {
+        let now_ms = self.clock.now_ms();
+        let last = *self.last_census.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(last) = last.filter(|last| now_ms.saturating_sub(last.at_ms) < CENSUS_MS) {
+            return Ok(last);
+        }
+        let mut census = Census { at_ms: now_ms, ..Census::default() };
+        let mut asked =
+            ListQuery { phases: PhaseName::MAY_LIVE.to_vec(), deleted: true, limit: PAGE, ..ListQuery::default() };
+        loop {
+            let listed = self.store.list(&asked).await?;
+            for record in &listed.items {
+                self.count_in(&mut census, record, now_ms);
+                if self.is_silent_for_long(record, now_ms).await {
+                    census.no_progress += 1;
+                }
+            }
+            asked.after = listed.next;
+            if asked.after.is_none() {
+                break;
+            }
+        }
+        *self.last_census.lock().unwrap_or_else(PoisonError::into_inner) = Some(census);
+        Ok(census)
+    }
+
+    fn count_in(&self, census: &mut Census, record: &Sandbox, now_ms: u64) {
+        census.sums = census.sums.plus(&Sums::of(&record.spec.limits, &self.config.quota.weights));
+        census.overdue += u64::from(is_overdue(record, now_ms));
+        census.no_progress += u64::from(self.has_no_progress(record, now_ms));
+        census.save_failed += u64::from(matches!(record.phase, Phase::Hibernating { save_failed: true, .. }));
+        let in_end = matches!(record.phase, Phase::Stopping { .. });
+        census.kill_failed += u64::from(in_end && record.cause.cause == Cause::KillFailed);
+    }
+
+    /// Whether it runs for longer than is usual with nobody doing anything, and nothing is going to put it to rest. Who
+    /// said that it is to stay awake, or declared what runs in it, does not wonder.
+    pub(crate) fn has_no_progress(&self, record: &Sandbox, now_ms: u64) -> bool {
+        let Some(alerts) = &self.config.alerts else { return false };
+        let since_ms = record.active_at_ms.max(record.phase_since_ms);
+        record.phase == Phase::Ready
+            && now_ms.saturating_sub(since_ms) > alerts.stuck_after.as_millis() as u64
+            && record.spec.services.is_empty()
+            && !record.keep_awake.values().any(|lease| lease.until_ms > now_ms)
+            && self.idle_at_ms(record).is_none_or(|at_ms| at_ms.saturating_add(REST_LATE_MS) < now_ms)
+    }
+
+    /// Whether a command runs in it that nobody waits for by now, and that says nothing: it spins, or hangs. Only who was
+    /// not used for long is asked, and not at every look.
+    async fn is_silent_for_long(&self, record: &Sandbox, now_ms: u64) -> bool {
+        let Some(alerts) = &self.config.alerts else { return false };
+        let stuck_after_ms = alerts.stuck_after.as_millis() as u64;
+        let since_ms = record.active_at_ms.max(record.phase_since_ms);
+        let is_long = |since_ms: u64| now_ms.saturating_sub(since_ms) > stuck_after_ms;
+        if record.phase != Phase::Ready || !is_long(since_ms) {
+            return false;
+        }
+        let mut silent = self.silent.lock().await;
+        if let Some((asked_ms, verdict)) = silent.get(&record.id)
+            && now_ms.saturating_sub(*asked_ms) < stuck_after_ms.min(ASKED_EVERY_MS)
+        {
+            return *verdict;
+        }
+        let instance = InstanceRef { sandbox: record.id.clone(), generation: record.generation };
+        let asked = self.call_agent(&record.id, self.config.budgets.probe, self.provider.executions(&instance)).await;
+        let mut verdict = false;
+        for one in asked.unwrap_or_default() {
+            if one.state != ExecState::Running || one.detached || !is_long(one.started_at_ms) {
+                continue;
+            }
+            let heard = if one.output_bytes > 0 { self.last_words(&instance, &one).await } else { None };
+            verdict |= is_long(heard.and_then(|heard| heard.last_at_ms).unwrap_or(one.started_at_ms));
+        }
+        if silent.len() >= PAGE {
+            silent.clear();
+        }
+        silent.insert(record.id.clone(), (now_ms, verdict));
+        verdict
+    }
+
+    /// What needs no store.
+    fn gather_parts(&self) {
+        let (metrics, now_ms) = (&self.metrics, self.clock.now_ms());
+        metrics.set(&family::DRIVERS, &[], self.drivers.len() as f64);
+        metrics.set(&family::WATCHED, &[], self.watches.len() as f64);
+        metrics.set(&family::ALARMS, &[], self.timer.len() as f64);
+        metrics.set(&family::KNOWN, &[], self.knowledge.len() as f64);
+        let provider = self.breaker.status(self.provider.name(), now_ms);
+        let outside = self.outside.status(now_ms).iter().filter(|one| one.open).count();
+        metrics.set(&family::BREAKER_OPEN, &[kind(BreakerKind::Provider)], f64::from(u8::from(provider.open)));
+        metrics.set(&family::BREAKER_OPEN, &[kind(BreakerKind::Webhook)], outside as f64);
+        metrics.set(&family::BREAKER_OPENED, &[], float(provider.opened));
+        let groups = self.store.groups();
+        metrics.set(&family::STORE_GROUPS, &[], float(groups.count));
+        metrics.set(&family::STORE_GROUPED, &[], float(groups.writes));
+        metrics.set(&family::GROUP_LAST, &["last"], float(groups.last));
+        metrics.set(&family::GROUP_LAST, &["max"], float(groups.max));
+        metrics.set(&family::ORPHANS, &[], self.reconcilers.suspects.len() as f64);
+        let statuses = self.reconciler_statuses();
+        let bad = statuses.iter().filter(|status| status.is_bad(now_ms)).count();
+        metrics.set(&family::RECONCILERS_BAD, &[], bad as f64);
+        for status in statuses {
+            if let Some(at_ms) = status.last_at_ms {
+                metrics.set(&family::RECONCILER_LAST, &[status.name.as_str()], float(at_ms / 1000));
+            }
+        }
+    }
+}
+
+fn kind(kind: BreakerKind) -> &'static str {
+    match kind {
+        BreakerKind::Provider => "provider",
+        BreakerKind::Webhook => "webhook",
+    }
+}
+
+/// Whether a phase that should have ended by now has not.
+pub(crate) fn is_overdue(record: &Sandbox, now_ms: u64) -> bool {
+    record.phase.work().is_some_and(|work| work.overdue || work.deadline_at_ms < now_ms)
+}

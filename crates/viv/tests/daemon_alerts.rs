@@ -1,0 +1,292 @@
+//! The causes of the runbook, staged for real: each is seen, told, named, and its remedy works (O3, O5, J3).
+#![allow(missing_docs, reason = "tests")]
+
+mod support;
+
+use std::process::Output;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use support::daemon::{Daemon, PATIENCE, run};
+use support::kill;
+use support::restart::House;
+use viv_api::alert::AlertState;
+use viv_api::cleanup::BeginCleanup;
+use viv_api::client::Client;
+use viv_api::diagnosis::Diagnosis;
+use viv_api::execution::StartExecution;
+use viv_api::query::ListEvents;
+use viv_api::sandbox::{CreateSandbox, EnsureSandbox, Status};
+use viv_core::SandboxId;
+
+/// Judged every second, told at once.
+const QUICK: &str = "[alerts]\nperiod_s = 1\nresolve_after_s = 1\nstuck_after_s = 2\n\
+    rules = { sandbox_stuck = { for_s = 0 }, cleanup_failing = { for_s = 0 } }\n";
+
+fn house(more: &str) -> Daemon {
+    let mut daemon = Daemon::in_house(House::with_config(&format!("{QUICK}{more}")));
+    daemon.run(&[]);
+    daemon
+}
+
+fn state(client: &Client, name: &str) -> AlertState {
+    let all = client.alerts().unwrap().items;
+    all.iter().find(|alert| alert.name == name).unwrap_or_else(|| panic!("there is no {name}: {all:#?}")).state
+}
+
+/// Waits until an alert fires, or does not.
+fn wait_for(daemon: &Daemon, name: &str, fires: bool) {
+    let until = Instant::now() + PATIENCE;
+    while (state(daemon.client(), name) == AlertState::Firing) != fires {
+        let all = daemon.client().alerts().unwrap().items;
+        assert!(Instant::now() < until, "{name} does not become so: {all:#?}\n{}", daemon.said());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Waits until the diagnosis says this, and answers with what it says.
+fn diagnosed(daemon: &Daemon, id: &SandboxId, code: &str) -> (Diagnosis, String) {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let found = daemon.sandbox(id).diagnosis_over(1_000).unwrap();
+        if let Some(finding) = found.findings.iter().find(|finding| finding.code == code) {
+            let text = format!("{} {:?}", finding.message, finding.evidence);
+            return (found, text);
+        }
+        assert!(Instant::now() < until, "{code} is not said: {:#?}", found.findings);
+    }
+}
+
+/// The command that a finding names, run as an operator would.
+fn remedy(daemon: &Daemon, found: &Diagnosis, code: &str) -> Output {
+    let finding = found.findings.iter().find(|finding| finding.code == code).unwrap();
+    let words = finding.command.as_ref().unwrap().split_whitespace().skip(1);
+    let done = daemon.viv().args(words).output().unwrap();
+    assert!(done.status.success(), "{finding:?}: {}", String::from_utf8_lossy(&done.stderr));
+    done
+}
+
+/// Starts what nobody waits for.
+fn start(daemon: &Daemon, id: &SandboxId, argv: &[&str]) {
+    daemon.sandbox(id).start(&StartExecution::of(argv.iter().copied()).unwrap(), None).unwrap();
+}
+
+fn kinds(daemon: &Daemon, alert: &str) -> Vec<String> {
+    let (mut query, mut found) = (ListEvents::default(), Vec::new());
+    loop {
+        let page = daemon.client().events(&query).unwrap();
+        let about = page.items.into_iter().filter(|event| event.kind.starts_with("alert."));
+        found.extend(
+            about.filter(|event| event.message.contains(alert) || event.data["alert"] == alert).map(|event| event.kind),
+        );
+        if !page.more {
+            return found;
+        }
+        query.after = Some(page.next_after.to_string().parse().unwrap());
+    }
+}
+
+#[test]
+fn o3_cause_1_an_endless_loop_is_seen_spinning_and_ended() {
+    let daemon = house("");
+    let made = daemon.create();
+    start(&daemon, &made.id, &["/bin/sh", "-c", "while :; do :; done"]);
+    wait_for(&daemon, "sandbox_stuck", true);
+    let (found, words) = diagnosed(&daemon, &made.id, "spinning");
+    assert!(words.contains("(sh)"), "{words}");
+    let said = daemon.viv().args(["doctor", made.id.as_str()]).output().unwrap();
+    let said = String::from_utf8(said.stdout).unwrap();
+    assert!(said.contains("spinning") && said.contains("  try: viv cancel "), "{said}");
+    remedy(&daemon, &found, "spinning");
+    wait_for(&daemon, "sandbox_stuck", false);
+    assert_eq!(kinds(&daemon, "sandbox_stuck"), ["alert.firing", "alert.resolved"]);
+    daemon.remove(&made.id);
+}
+
+#[test]
+fn o3_cause_2_a_call_that_hangs_is_named_with_its_descriptor() {
+    let daemon = house("");
+    let made = daemon.create();
+    let hangs = "import socket\ns = socket.socket()\ns.bind(('127.0.0.1', 0))\ns.listen()\n\
+                 c = socket.create_connection(s.getsockname())\nc.recv(1)";
+    start(&daemon, &made.id, &["/usr/bin/python3", "-c", hangs]);
+    wait_for(&daemon, "sandbox_stuck", true);
+    let (found, words) = diagnosed(&daemon, &made.id, "waiting");
+    assert!(words.contains("waits in recvfrom on descriptor 4, a connection to 127.0.0.1:"), "{words}");
+    remedy(&daemon, &found, "waiting");
+    wait_for(&daemon, "sandbox_stuck", false);
+    daemon.remove(&made.id);
+}
+
+#[test]
+fn j3_cause_3_a_cleanup_that_does_not_work_is_an_alert() {
+    let daemon = house("[reconcile]\nprovider_sync_s = 1\n");
+    let made = daemon.create();
+    assert_eq!(state(daemon.client(), "cleanup_failing"), AlertState::Inactive);
+    // What it looks through is not there.
+    let (folder, aside) = (daemon.data.join("sandboxes/instances"), daemon.data.join("sandboxes/aside"));
+    std::fs::rename(&folder, &aside).unwrap();
+    wait_for(&daemon, "cleanup_failing", true);
+    let findings = daemon.client().doctor().unwrap().findings;
+    assert!(findings.iter().any(|finding| finding.code == "reconciler_failing"), "{findings:#?}");
+    assert!(findings.iter().any(|finding| finding.code == "alert_cleanup_failing"), "{findings:#?}");
+    std::fs::rename(&aside, &folder).unwrap();
+    wait_for(&daemon, "cleanup_failing", false);
+    let alive = daemon.sandbox(&made.id).get().unwrap();
+    assert_ne!(alive.status, Status::Lost, "a listing that fails says nothing about who is there (T7)");
+    daemon.wait_for(&made.id, "it is ready", |sandbox| sandbox.status == Status::Ready);
+    daemon.remove(&made.id);
+}
+
+#[test]
+fn o5_cause_4_several_that_are_recorded_and_not_there_are_an_alert() {
+    let daemon = house("");
+    let made: Vec<SandboxId> = (0..3).map(|_| daemon.create().id).collect();
+    for id in &made {
+        let host = daemon.host(id);
+        let shim = host.shim_pid.unwrap();
+        kill(shim, Signal::KILL);
+    }
+    wait_for(&daemon, "several_corrupted", true);
+    for id in &made {
+        let (_, words) = diagnosed(&daemon, id, "lost");
+        assert!(words.contains("supervisor_lost") || words.contains("crashed"), "{words}");
+        daemon.sandbox(id).ensure(&EnsureSandbox::default()).unwrap();
+        let again = daemon.wait_for(id, "it is ready", |sandbox| sandbox.status == Status::Ready);
+        assert_eq!(again.generation.0, 2);
+        daemon.remove(id);
+    }
+}
+
+#[test]
+fn l18_cause_5_a_limit_that_is_used_up_is_an_alert_and_goes_away() {
+    let daemon = house("[sandboxes]\nmax = 1\n");
+    let made = daemon.create();
+    wait_for(&daemon, "quota_exhausted", true);
+    let refused = daemon.client().create(&CreateSandbox::default(), None).unwrap_err();
+    assert_eq!(refused.code().map(|code| code.to_string()).as_deref(), Some("quota_exceeded"));
+    let stats = daemon.viv().arg("stats").output().unwrap();
+    let stats = String::from_utf8(stats.stdout).unwrap();
+    assert!(stats.starts_with("critical: quota_exhausted: a quota is used up: 100 %"), "{stats}");
+    let shown = daemon.viv().arg("alerts").output().unwrap();
+    assert!(String::from_utf8(shown.stdout).unwrap().contains("quota_exhausted"));
+    daemon.remove(&made.id);
+    wait_for(&daemon, "quota_exhausted", false);
+    daemon.remove(&daemon.create().id);
+}
+
+/// Each command of the runbook, as it stands there, in its order.
+#[test]
+fn o3_the_runbook_runs() {
+    let daemon = house("");
+    let name = "runbook";
+    let request: CreateSandbox = serde_json::from_value(serde_json::json!({ "name": name })).unwrap();
+    daemon.create_from(&request);
+    let sandbox = daemon.client().sandbox(name.parse::<viv_api::bound::SandboxRef>().unwrap());
+    let sleeping = sandbox.start(&StartExecution::of(["/bin/sleep", "1000"]).unwrap(), None).unwrap();
+    let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/runbook.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let blocks = page.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+    let commands: Vec<&str> = blocks.flat_map(str::lines).filter(|line| !line.is_empty()).collect();
+    assert!(commands.len() >= 20, "{commands:?}");
+    let folder = tempfile::tempdir().unwrap();
+    for command in commands {
+        let words: Vec<String> = command
+            .split_whitespace()
+            .map(|word| match word {
+                "SANDBOX" => name.to_owned(),
+                "EXECUTION" => sleeping.id.to_string(),
+                "REPORT" | "REPORT-2" => folder.path().join(word).display().to_string(),
+                word => word.to_owned(),
+            })
+            .collect();
+        assert_eq!(words[0], "viv", "{command}");
+        let done = daemon.viv().args(&words[1..]).output().unwrap();
+        assert!(done.status.success(), "{command}: {}", String::from_utf8_lossy(&done.stderr));
+    }
+    assert_eq!(daemon.instances(), Vec::<std::path::PathBuf>::new());
+    for report in ["REPORT", "REPORT-2"] {
+        let about = folder.path().join(report);
+        let text = |name: &str| std::fs::read_to_string(about.join(name)).unwrap();
+        assert!(text("metrics.txt").contains("\nviv_sandboxes_created_total 1\n"), "{}", text("metrics.txt"));
+        assert!(text("events.jsonl").contains("sandbox.created"));
+        let sandbox = std::fs::read_dir(&about).unwrap().map(|entry| entry.unwrap().path()).find(|path| path.is_dir());
+        let sandbox = sandbox.expect("a folder of its own");
+        let diagnosis = std::fs::read(sandbox.join("diagnosis.json")).unwrap();
+        assert_eq!(serde_json::from_slice::<Diagnosis>(&diagnosis).unwrap().sandbox.name.as_deref(), Some(name));
+        assert!(std::fs::read_to_string(sandbox.join("timeline.json")).unwrap().contains("hibernated"));
+    }
+}
+
+/// A persistent sandbox with a file in it.
+fn with_file(daemon: &Daemon, name: &str) -> SandboxId {
+    let request: CreateSandbox = serde_json::from_value(serde_json::json!({ "name": name })).unwrap();
+    let made = daemon.create_from(&request);
+    let (_, end) = run(&daemon.sandbox(&made.id), "echo precious > /workspace/file && sync /workspace/file");
+    assert_eq!(end.exit_code, Some(0), "{end:?}");
+    made.id
+}
+
+fn still_has_file(daemon: &Daemon, id: &SandboxId) {
+    daemon.sandbox(id).ensure(&EnsureSandbox::default()).unwrap();
+    daemon.wait_for(id, "it is ready", |sandbox| sandbox.status == Status::Ready);
+    assert_eq!(run(&daemon.sandbox(id), "cat /workspace/file").0, "precious\n");
+}
+
+#[test]
+fn j2_emergency_cleanup_says_what_it_would_do_and_loses_no_persistent_file() {
+    let daemon = house("[sandboxes]\nmax = 2\n[cleanup]\nemergency_idle_s = 0\n");
+    let kept = with_file(&daemon, "kept");
+    let busy = daemon.create().id;
+    start(&daemon, &busy, &["/bin/sleep", "1000"]);
+    let clean = |dry_run| daemon.client().clean_up(&BeginCleanup { emergency: true, dry_run }).unwrap();
+    let would = clean(true);
+    assert_eq!((would.found, would.done), (1, 0), "{would:#?}");
+    assert_eq!((&would.items[0].sandbox, would.items[0].action.as_str()), (&kept, "hibernate"), "{would:#?}");
+    assert_eq!(daemon.instances().len(), 2, "nothing was done");
+    let until = Instant::now() + PATIENCE;
+    loop {
+        // Whoever used it a moment ago uses it still.
+        let did = clean(false);
+        if did.done == 1 {
+            assert_eq!(did.items[0].outcome, "done", "{did:#?}");
+            break;
+        }
+        assert!(did.items.iter().all(|item| item.outcome == "in_use"), "{did:#?}");
+        assert!(Instant::now() < until, "{did:#?}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    daemon.wait_for(&kept, "it is saved", |sandbox| sandbox.status == Status::Hibernated);
+    assert_eq!(clean(false).found, 0, "there is room");
+    still_has_file(&daemon, &kept);
+    daemon.remove(&kept);
+    daemon.remove(&busy);
+    let said = daemon.viv().args(["events", "--kind", "cleanup"]).output().unwrap();
+    let said = String::from_utf8(said.stdout).unwrap();
+    for kind in ["cleanup.started", "cleanup.item", "cleanup.completed"] {
+        assert!(said.contains(kind), "{said}");
+    }
+}
+
+#[test]
+fn j2_who_works_is_left_alone_however_little_is_left_and_who_does_not_is_saved_by_itself() {
+    let daemon = house("[sandboxes]\nmax = 1\n[cleanup]\nperiod_s = 1\nemergency_idle_s = 10\n");
+    let request: CreateSandbox = serde_json::from_value(serde_json::json!({ "name": "kept" })).unwrap();
+    let kept = daemon.create_from(&request).id;
+    let sandbox = daemon.sandbox(&kept);
+    let works = sandbox.start(&StartExecution::of(["/bin/sleep", "1000"]).unwrap(), None).unwrap();
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let done = daemon.client().clean_up(&BeginCleanup { emergency: true, dry_run: false }).unwrap();
+        if done.items.iter().any(|item| item.sandbox == kept && item.outcome == "in_use") {
+            break;
+        }
+        assert_eq!(done.done, 0, "something runs in it: {done:#?}");
+        assert!(Instant::now() < until, "it was not found");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_ne!(sandbox.get().unwrap().status, Status::Hibernated);
+    sandbox.execution(works.id).cancel().unwrap();
+    daemon.wait_for(&kept, "it is saved", |sandbox| sandbox.status == Status::Hibernated);
+    daemon.remove(&kept);
+}
