@@ -122,7 +122,7 @@ pub struct ExecutionContext<'a> {
 /// What ended it, as a word.
 fn cause(state: &ExecState) -> Option<String> {
     let word = match state {
-        ExecState::Running => return None,
+        ExecState::Running | ExecState::Suspended => return None,
         ExecState::Exited { .. } => "exit",
         ExecState::Signalled { .. } => "signal",
         ExecState::OomKilled => "oom_kill",

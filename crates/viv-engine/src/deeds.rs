@@ -226,6 +226,7 @@ impl Inner {
 pub(crate) fn ended(state: &ExecState) -> (&'static str, Option<(&'static str, Value)>) {
     match state {
         ExecState::Running => ("running", None),
+        ExecState::Suspended => ("suspended", None),
         ExecState::Exited { code } => ("exited", Some(("code", json!(code)))),
         ExecState::Signalled { signal } => ("signalled", Some(("signal", json!(signal)))),
         ExecState::OomKilled => ("oom_killed", None),

@@ -257,7 +257,7 @@ impl World {
             by: user(),
         };
         let mut world = Self {
-            record: Record::new(Sandbox::create(new, Moment { now_ms: 0, timings: &timings })),
+            record: Record::new(Sandbox::create(new, Moment { now_ms: 0, timings: &timings, no_memory: None })),
             epoch: 0,
             last_token: FencingToken(0),
             lease: None,
@@ -414,7 +414,9 @@ impl World {
     /// One event through the lifecycle, and what comes of it recorded, if it may be.
     fn apply(&mut self, index: usize, event: &Event, now_ms: u64, broken: Option<Broken>) {
         let timings = Timings::default();
-        let Stepped::Accepted(accepted) = step(self.record(), event, Moment { now_ms, timings: &timings }) else {
+        let Stepped::Accepted(accepted) =
+            step(self.record(), event, Moment { now_ms, timings: &timings, no_memory: None })
+        else {
             return;
         };
         if !self.may_write(index, broken) {

@@ -11,7 +11,7 @@ use viv_api::query::{ListEvents, StatsQuery};
 use viv_api::stats::{AgeBucket, QuotaUse, Stats, Target};
 use viv_core::lifecycle::PhaseName;
 use viv_engine::metrics::{Metrics, QuotaUsed, family};
-use viv_store::{Cursor, JournalFilter, JournalLine, ListQuery, Quota, Sums};
+use viv_store::{Cursor, JournalFilter, JournalLine, ListQuery, Sums};
 
 use super::page_limit;
 use crate::api::{Method, Op, Table};

@@ -305,7 +305,7 @@ async fn copied(state: ServerState, handle: Handle, mut source: Box<dyn OutputSt
     while let Ok(Some(event)) = source.next().await {
         let is_last = matches!(event, OutputEvent::End(_));
         let end = |status: ExecStatus| -> Execution {
-            show::execution(&state, handle.sandbox(), handle.generation(), &status, false)
+            show::execution(&state, handle.sandbox(), handle.generation(), &status, false, None)
         };
         if out.give(line(&OutputLine::from_event(event, end))).await.is_err() || is_last {
             return;
@@ -354,7 +354,7 @@ async fn kept(state: ServerState, task: core::Task, execution: core::TaskExecuti
         argv: Vec::new(),
         detached: false,
     };
-    let last = show::execution(&state, &task.sandbox, execution.generation, &status, false);
+    let last = show::execution(&state, &task.sandbox, execution.generation, &status, false, None);
     let _ = out.give(line(&OutputLine::from_event(OutputEvent::End(status), |_| last))).await;
 }
 
@@ -452,6 +452,7 @@ fn grant(grant: &core::Grant) -> TaskGrant {
 fn state_of(state: &ExecState) -> ExecutionState {
     match state {
         ExecState::Running => ExecutionState::Running,
+        ExecState::Suspended => ExecutionState::Suspended,
         ExecState::Exited { .. } => ExecutionState::Exited,
         ExecState::Signalled { .. } => ExecutionState::Signalled,
         ExecState::OomKilled => ExecutionState::OomKilled,

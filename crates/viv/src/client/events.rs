@@ -21,9 +21,6 @@ pub(crate) struct Args {
     /// Only those after this one; from the oldest that is kept when not said
     #[arg(long, value_name = "NUMBER")]
     after: Option<Sequence>,
-    /// Only of this kind, or all that begin with it: sandbox.moved, alert
-    #[arg(long, value_name = "KIND")]
-    kind: Option<String>,
     /// Only with this cause: expired, user_stop, crashed
     #[arg(long, value_name = "CAUSE")]
     cause: Option<String>,
@@ -68,11 +65,10 @@ pub(super) fn run(args: &Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
 impl Args {
     /// Whether an event is one of those that were asked for.
     fn wants(&self, event: &Event, from_ms: u64) -> bool {
-        let kind = self.kind.as_ref().is_none_or(|kind| event.kind.starts_with(kind.as_str()));
         let cause =
             self.cause.as_ref().is_none_or(|code| event.cause.as_ref().is_some_and(|cause| cause.code == *code));
         let by = self.by.as_ref().is_none_or(|by| event.by == *by || event.by.starts_with(&format!("{by} ")));
-        kind && cause && by && event.at_ms >= from_ms
+        cause && by && event.at_ms >= from_ms
     }
 }
 
