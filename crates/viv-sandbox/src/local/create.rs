@@ -232,7 +232,7 @@ impl LocalProvider {
                 // Also the one that will be cloned, and so is not below any more.
                 store.check_saved(&of).map_err(store_failed)?;
                 store.need_layers(&of).map_err(store_failed)?;
-                if store.clones_on_restore(&of).map_err(store_failed)? {
+                if store.clones_on_restore(&of) {
                     start_with = Some(of.saved.remove(0));
                 }
                 (of, Some(id.clone()), Some(held))

@@ -49,11 +49,11 @@ impl Store {
     }
 
     /// Whether an instance made of these starts with a clone of the topmost layer, instead of having it below.
-    pub(crate) fn clones_on_restore(&self, of: &MadeOf) -> io::Result<bool> {
+    pub(crate) fn clones_on_restore(&self, of: &MadeOf) -> bool {
         match (&self.driver, of.saved.first()) {
             // In constant time, and chains do not grow. What was brought in is a folder, and stays below.
-            (Driver::Btrfs { .. }, Some(top)) => Ok(self.driver.is_subvolume(&self.sealed_folder(top))),
-            (Driver::Btrfs { .. }, None) | (Driver::Plain { .. }, _) => Ok(false),
+            (Driver::Btrfs { .. }, Some(top)) => self.driver.is_subvolume(&self.sealed_folder(top)),
+            (Driver::Btrfs { .. }, None) | (Driver::Plain { .. }, _) => false,
         }
     }
 
