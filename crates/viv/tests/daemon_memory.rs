@@ -277,10 +277,6 @@ impl Staged {
         fs::write(self.folder.path().join("hook"), text).unwrap();
     }
 
-    fn no_more(&self) {
-        fs::remove_file(self.folder.path().join("hook")).unwrap();
-    }
-
     /// Has it wait in this verb until it is told to go on.
     fn hold(&self, verb: &str) {
         let (begun, go) = (self.folder.path().join("begun"), self.folder.path().join("go"));

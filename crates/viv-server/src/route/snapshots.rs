@@ -229,7 +229,7 @@ async fn fork_sandbox(
         return Err(crate::refusal::gone(&record.id, &record.cause));
     }
     let key = keyed(key, record.id.as_str(), &body);
-    fork(&state, &target.caller, record.project, ForkedFrom::Sandbox(record.id), body, key).await
+    Box::pin(fork(&state, &target.caller, record.project, ForkedFrom::Sandbox(record.id), body, key)).await
 }
 
 async fn fork_snapshot(
@@ -242,7 +242,7 @@ async fn fork_snapshot(
     let id: SnapshotId = params.get("snapshot")?;
     let (row, _) = state.engine().snapshot(caller.sees(), &id).await?;
     let key = keyed(key, id.as_str(), &body);
-    fork(&state, &caller, row.project, ForkedFrom::Snapshot(id), body, key).await
+    Box::pin(fork(&state, &caller, row.project, ForkedFrom::Snapshot(id), body, key)).await
 }
 
 async fn fork(

@@ -19,6 +19,7 @@ fn with_what_was_seen<'a>(mut draft: Draft<'a>, outcome: &Outcome) -> Draft<'a> 
 }
 
 /// An effect had this outcome.
+#[expect(clippy::too_many_lines, reason = "every outcome in every phase, in one place")]
 pub(super) fn done(sandbox: &Sandbox, operation: &OperationId, outcome: &Outcome, at: Moment<'_>) -> Stepped {
     let Some(work) = sandbox.phase.work().filter(|work| work.operation == *operation) else {
         return Stepped::Ignored(Ignored::StaleOperation);
