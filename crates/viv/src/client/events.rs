@@ -21,7 +21,7 @@ pub(crate) struct Args {
     /// Only of this kind, or all that begin with it: sandbox.moved, alert
     #[arg(long, value_name = "KIND")]
     kind: Option<String>,
-    /// Only with this cause: expired, user_stop, crashed
+    /// Only with this cause: expired, idle, crashed
     #[arg(long, value_name = "CAUSE")]
     cause: Option<String>,
     /// Only by this one: key:ID, or a part of the daemon
