@@ -468,7 +468,10 @@ mod tests {
             origin: None,
             by: Actor::part("test"),
         };
-        Sandbox { phase: Phase::Ready, ..Sandbox::create(new, Moment { now_ms: 1, timings: &Timings::default() }) }
+        Sandbox {
+            phase: Phase::Ready,
+            ..Sandbox::create(new, Moment { now_ms: 1, timings: &Timings::default(), no_memory: None })
+        }
     }
 
     fn status(state: ExecState) -> ExecStatus {

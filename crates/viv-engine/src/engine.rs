@@ -421,7 +421,7 @@ impl Inner {
 
     pub(crate) async fn commit_change(self: &Arc<Self>, change: Change) -> Result<Sandbox, EngineError> {
         let next = change.sandbox.clone();
-        let committed = self.write(change).await.map_err(EngineError::from);
+        let committed = Box::pin(self.write(change)).await.map_err(EngineError::from);
         committed.inspect_err(|error| self.heed(error))?;
         self.committed(&next);
         Ok(next)

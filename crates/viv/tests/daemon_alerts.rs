@@ -290,3 +290,20 @@ fn j2_who_works_is_left_alone_however_little_is_left_and_who_does_not_is_saved_b
     daemon.wait_for(&kept, "it is saved", |sandbox| sandbox.status == Status::Hibernated);
     daemon.remove(&kept);
 }
+
+#[test]
+fn j2_leftovers_of_what_is_lost_go_and_what_is_persistent_stays() {
+    let daemon = house("[cleanup]\nleftover_after_s = 0\n");
+    let request: CreateSandbox = serde_json::from_value(serde_json::json!({ "name": "kept" })).unwrap();
+    let (gone, kept) = (daemon.create().id, daemon.create_from(&request).id);
+    for id in [&gone, &kept] {
+        kill(daemon.host(id).shim_pid.unwrap(), Signal::KILL);
+        daemon.wait_for(id, "it is lost", |sandbox| sandbox.status == Status::Lost);
+    }
+    let done = daemon.client().clean_up(&BeginCleanup::default()).unwrap();
+    assert_eq!((done.found, done.done, done.failed), (1, 1, 0), "{done:#?}");
+    assert_eq!((&done.items[0].sandbox, done.items[0].action.as_str()), (&gone, "stop"), "{done:#?}");
+    daemon.wait_for(&gone, "it is over", |sandbox| sandbox.status == Status::Stopped);
+    assert_eq!(daemon.sandbox(&kept).get().unwrap().status, Status::Lost, "nobody decided about it");
+    daemon.remove(&kept);
+}

@@ -45,7 +45,7 @@ fn get(url: &str, key: Option<&str>) -> Option<String> {
     request.call().ok()?.body_mut().read_to_string().ok()
 }
 
-/// Names of figures in a text of PromQL.
+/// Names of figures in a text of `PromQL`.
 fn names(text: &str) -> BTreeSet<String> {
     let words = text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
     words.filter(|word| word.starts_with("viv_")).map(str::to_owned).collect()
@@ -169,7 +169,9 @@ fn o5_prometheus_scrapes_a_daemon_fires_and_resolves() {
     let sandboxes = [daemon.create().id, daemon.create().id];
     wait("it fires", &|| firing("quota_exhausted") && firing("quota_high"));
     assert!(!firing("kill_failed"), "and nothing else");
-    sandboxes.iter().for_each(|id| daemon.remove(id));
+    for id in &sandboxes {
+        daemon.remove(id);
+    }
     wait("it resolves", &|| !firing("quota_exhausted") && !firing("quota_high"));
 }
 

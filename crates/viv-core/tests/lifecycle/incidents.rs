@@ -401,7 +401,11 @@ fn l11_a_rollback_whose_clearing_timed_out_is_what_the_next_entry_leads_to() {
             let clearing = after(&sealing, &done(&sealing, outcome), NOW_MS);
             let making = after(&clearing, &done(&clearing, Outcome::Cleared), NOW_MS);
             let generation = lost.generation.next();
-            assert_eq!(effect(&making), Effect::Restore { generation, snapshot: target() }, "the last wish");
+            assert_eq!(
+                effect(&making),
+                Effect::Restore { generation, snapshot: target(), memory: false },
+                "the last wish"
+            );
             assert_eq!((&making.rollback, &making.saved), (&None, &Some(target())));
         }
         // Seen alive, and nobody asked again: it stays as it is.
@@ -422,7 +426,7 @@ fn l11_a_rollback_that_is_asked_for_again_while_the_last_is_cleared_is_the_same(
     let told = Event::Rollback { snapshot: other.clone(), discard: false, by: user() };
     let told = after(&clearing, &told, NOW_MS);
     let making = after(&told, &done(&told, Outcome::Cleared), NOW_MS);
-    assert_eq!(effect(&making), Effect::Restore { generation: making.generation, snapshot: other });
+    assert_eq!(effect(&making), Effect::Restore { generation: making.generation, snapshot: other, memory: false });
 }
 
 #[test]
@@ -440,5 +444,8 @@ fn l11_who_enters_what_was_stopped_on_its_way_back_waits_for_that() {
     }
     assert_eq!(next.phase, Phase::Hibernated { snapshot: target() });
     let resuming = after(&next, &Event::Due, NOW_MS + 5);
-    assert_eq!(effect(&resuming), Effect::Restore { generation: resuming.generation, snapshot: target() });
+    assert_eq!(
+        effect(&resuming),
+        Effect::Restore { generation: resuming.generation, snapshot: target(), memory: false }
+    );
 }

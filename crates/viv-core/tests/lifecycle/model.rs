@@ -290,7 +290,7 @@ impl World {
             | Phase::Failed { .. }
             | Phase::Stopping { .. }
             | Phase::Stopped => match outstanding(&self.sandbox).map(|(effect, _)| effect) {
-                Some(Effect::Restore { generation, snapshot }) => {
+                Some(Effect::Restore { generation, snapshot, memory: _ }) => {
                     (generation > last || (generation > asked && snapshot == target())).then_some(snapshot)
                 }
                 Some(Effect::Create { generation }) => {

@@ -130,7 +130,7 @@ impl Rule {
         }
     }
 
-    /// The same as PromQL.
+    /// The same as `PromQL`.
     pub fn expr(&self) -> String {
         let window = format!("{}s", self.window_s);
         let measured = match &self.measure {

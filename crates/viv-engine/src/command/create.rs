@@ -92,7 +92,7 @@ impl Engine {
             unused_since_ms: None,
             snapshots: Vec::new(),
         };
-        match inner.write(change).await {
+        match Box::pin(inner.write(change)).await {
             Ok(()) => {}
             Err(StoreError::Repeated(before)) => {
                 if idempotency.is_some_and(|asked| asked.body_hash != before.body_hash) {

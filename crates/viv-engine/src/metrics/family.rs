@@ -56,7 +56,7 @@ families! {
 
     SANDBOXES = "viv_sandboxes", Kind::Gauge, ["phase"], "Sandboxes in each phase.";
     ACTIVE = "viv_sandboxes_active", Kind::Gauge, [], "Sandboxes that run or may run.";
-    STUCK = "viv_sandboxes_stuck", Kind::Gauge, ["why"], "Sandboxes that do not go on: a phase past its deadline (overdue), or ready without activity for longer than alerts allow (no_progress).";
+    STUCK = "viv_sandboxes_stuck", Kind::Gauge, ["why"], "Sandboxes that do not go on: a phase past its deadline (`overdue`), or ready without activity for longer than alerts allow (`no_progress`).";
     SAVE_FAILED = "viv_sandboxes_save_failed", Kind::Gauge, [], "Sandboxes that could not be saved, and wait quiesced with their files kept.";
     KILL_FAILED = "viv_sandboxes_kill_failed", Kind::Gauge, [], "Sandboxes that are to end and are still there.";
 
@@ -115,7 +115,7 @@ families! {
     COMMIT_SECONDS = "viv_store_commit_seconds", Kind::Histogram(QUICK_S), [], "How long a change took to be durable.";
     STORE_GROUPS = "viv_store_groups_total", Kind::Counter, [], "Transactions of the store.";
     STORE_GROUPED = "viv_store_grouped_writes_total", Kind::Counter, [], "Writes in them: several that wait are one transaction.";
-    GROUP_LAST = "viv_store_group_size", Kind::Gauge, ["which"], "Writes in the last transaction (last), and in the greatest so far (max).";
+    GROUP_LAST = "viv_store_group_size", Kind::Gauge, ["which"], "Writes in the last transaction (`last`), and in the greatest so far (`max`).";
     JOURNAL_LINES = "viv_journal_lines_total", Kind::Counter, ["kind"], "Lines of the journal.";
 
     HTTP_REQUESTS = "viv_http_requests_total", Kind::Counter, ["method", "route", "code"], "Requests, by the template of their path.";

@@ -196,24 +196,24 @@ impl Inner {
     /// What needs no store.
     fn gather_parts(&self) {
         let (metrics, now_ms) = (&self.metrics, self.clock.now_ms());
-        metrics.set(&family::DRIVERS, &[], self.drivers.len() as f64);
-        metrics.set(&family::WATCHED, &[], self.watches.len() as f64);
-        metrics.set(&family::ALARMS, &[], self.timer.len() as f64);
-        metrics.set(&family::KNOWN, &[], self.knowledge.len() as f64);
+        metrics.set(&family::DRIVERS, &[], float(self.drivers.len() as u64));
+        metrics.set(&family::WATCHED, &[], float(self.watches.len() as u64));
+        metrics.set(&family::ALARMS, &[], float(self.timer.len() as u64));
+        metrics.set(&family::KNOWN, &[], float(self.knowledge.len() as u64));
         let provider = self.breaker.status(self.provider.name(), now_ms);
         let outside = self.outside.status(now_ms).iter().filter(|one| one.open).count();
         metrics.set(&family::BREAKER_OPEN, &[kind(BreakerKind::Provider)], f64::from(u8::from(provider.open)));
-        metrics.set(&family::BREAKER_OPEN, &[kind(BreakerKind::Webhook)], outside as f64);
+        metrics.set(&family::BREAKER_OPEN, &[kind(BreakerKind::Webhook)], float(outside as u64));
         metrics.set(&family::BREAKER_OPENED, &[], float(provider.opened));
         let groups = self.store.groups();
         metrics.set(&family::STORE_GROUPS, &[], float(groups.count));
         metrics.set(&family::STORE_GROUPED, &[], float(groups.writes));
         metrics.set(&family::GROUP_LAST, &["last"], float(groups.last));
         metrics.set(&family::GROUP_LAST, &["max"], float(groups.max));
-        metrics.set(&family::ORPHANS, &[], self.reconcilers.suspects.len() as f64);
+        metrics.set(&family::ORPHANS, &[], float(self.reconcilers.suspects.len() as u64));
         let statuses = self.reconciler_statuses();
         let bad = statuses.iter().filter(|status| status.is_bad(now_ms)).count();
-        metrics.set(&family::RECONCILERS_BAD, &[], bad as f64);
+        metrics.set(&family::RECONCILERS_BAD, &[], float(bad as u64));
         for status in statuses {
             if let Some(at_ms) = status.last_at_ms {
                 metrics.set(&family::RECONCILER_LAST, &[status.name.as_str()], float(at_ms / 1000));

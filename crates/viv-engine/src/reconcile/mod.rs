@@ -101,9 +101,11 @@ pub struct ReconcilerStatus {
 }
 
 impl ReconcilerStatus {
-    /// Whether its last run failed, or it should have run long ago (J3).
+    /// Whether its last run failed, or it should have run long ago (J3). One without a time of its own runs for one
+    /// sandbox, and what failed then is known of that.
     pub fn is_bad(&self, now_ms: u64) -> bool {
-        self.error.is_some() || self.failed > 0 || self.is_overdue(now_ms)
+        let has_failed = self.error.is_some() || self.failed > 0;
+        self.next_at_ms.is_some() && (has_failed || self.is_overdue(now_ms))
     }
 
     /// Whether it is far past its time: by two periods.

@@ -139,8 +139,9 @@ async fn collect(inner: &Arc<Inner>, unknown: &BTreeSet<InstanceRef>, report: &m
     let due: Vec<InstanceRef> = {
         let mut suspects = inner.reconcilers.suspects.0.lock().unwrap_or_else(PoisonError::into_inner);
         suspects.retain(|instance, _| unknown.contains(instance));
-        let news = unknown.iter().filter(|instance| !suspects.contains_key(instance)).count();
-        inner.metrics.add(&family::ORPHANS_FOUND, &[], news as f64);
+        for _ in unknown.iter().filter(|instance| !suspects.contains_key(instance)) {
+            inner.metrics.count(&family::ORPHANS_FOUND, &[]);
+        }
         let mut due = Vec::new();
         for instance in unknown {
             let (since_ms, listings) = suspects.entry(instance.clone()).or_insert((now_ms, 0));

@@ -261,7 +261,7 @@ async fn stats(State(state): State<ServerState>, caller: Caller, Query(query): Q
         lost_total: totals.lost,
         failed_total: totals.failed,
         quotas: QuotaUsed::all(quota, project.is_some(), of(&PhaseName::MAY_LIVE), &sums)
-            .into_iter()
+            .iter()
             .map(quota_use)
             .collect(),
         ages,
@@ -269,7 +269,7 @@ async fn stats(State(state): State<ServerState>, caller: Caller, Query(query): Q
     }))
 }
 
-fn quota_use(quota: QuotaUsed) -> QuotaUse {
+fn quota_use(quota: &QuotaUsed) -> QuotaUse {
     QuotaUse { name: quota.name.to_owned(), used: quota.used, max: quota.max }
 }
 

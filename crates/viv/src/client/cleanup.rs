@@ -1,5 +1,6 @@
 //! `viv cleanup`
 
+use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use viv_api::cleanup::{BeginCleanup, Cleanup};
@@ -44,6 +45,6 @@ fn shown(done: &Cleanup) -> String {
         }
         text = table.render(width());
     }
-    text.push_str(&format!("found {}, done {}, failed {}\n", done.found, done.done, done.failed));
+    let _ = writeln!(text, "found {}, done {}, failed {}", done.found, done.done, done.failed);
     text
 }

@@ -21,7 +21,7 @@ pub(crate) struct Args {
     /// Only those after this one; from the oldest that is kept when not said
     #[arg(long, value_name = "NUMBER")]
     after: Option<Sequence>,
-    /// Only with this cause: expired, user_stop, crashed
+    /// Only with this cause: expired, idle, crashed
     #[arg(long, value_name = "CAUSE")]
     cause: Option<String>,
     /// Only by this one: key:ID, or a part of the daemon
