@@ -131,7 +131,7 @@ fn over() -> Change {
         origin: None,
         by: Actor::part("bench"),
     };
-    let mut sandbox = Sandbox::create(new, Moment { now_ms, timings: &timings });
+    let mut sandbox = Sandbox::create(new, Moment { now_ms, timings: &timings, no_memory: None });
     sandbox.phase = Phase::Stopped;
     sandbox.desired = viv_core::lifecycle::Desired::Gone;
     let line = NewLine {

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use viv_api::query::StatsQuery;
 use viv_api::stats::Stats;
 
-use super::table::{Facts, NONE, Table};
+use super::table::{Facts, Table};
 use super::{Daemon, alerts};
 use crate::text::{bytes, span};
 
