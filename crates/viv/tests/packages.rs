@@ -4,6 +4,7 @@
 mod support;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -52,7 +53,6 @@ fn package(folder: &Path) -> Result<PathBuf, String> {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, content).unwrap();
     }
-    use std::os::unix::fs::PermissionsExt;
     for path in ["DEBIAN/postinst", "usr/bin/things"] {
         fs::set_permissions(root.join(path), fs::Permissions::from_mode(0o755)).unwrap();
     }
