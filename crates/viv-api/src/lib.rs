@@ -15,6 +15,7 @@
 
 pub mod bound;
 pub mod catalogue;
+pub mod checkpoint;
 mod convert;
 pub mod daemon;
 pub mod diagnosis;

@@ -26,8 +26,8 @@ pub mod sim;
 pub use error::ProviderError;
 pub use instance::{
     Deadline, DeadlineChange, DiskUsage, Ended, InstanceRef, InstanceSpec, InstanceState, Integrity, Listed, LogPart,
-    Mutation, Observation, ObservedVia, Page, PageRequest, Recall, SaveCost, SaveRequest, Snapshot, SnapshotSeen,
-    Usage, Whereabouts,
+    Mutation, Observation, ObservedVia, Obstacle, Page, PageRequest, Recall, SaveCost, SaveRequest, Snapshot,
+    SnapshotSeen, Usage, Whereabouts,
 };
 pub use provider::{
     ByteReader, Dialled, FileWrite, InsideRequest, OutputStream, Provider, RequestStream, WatchStream, probe,

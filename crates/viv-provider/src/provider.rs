@@ -9,8 +9,8 @@ use viv_core::{ExecutionId, Identity, OwnerMark, RequestId, SandboxId, SnapshotI
 use crate::capability::Capabilities;
 use crate::error::ProviderError;
 use crate::instance::{
-    Deadline, DeadlineChange, DiskUsage, Ended, InstanceRef, InstanceSpec, LogPart, Mutation, Observation, Page,
-    PageRequest, SaveRequest, Snapshot, SnapshotSeen, Whereabouts,
+    Deadline, DeadlineChange, DiskUsage, Ended, InstanceRef, InstanceSpec, LogPart, Mutation, Observation, Obstacle,
+    Page, PageRequest, SaveRequest, Snapshot, SnapshotSeen, Whereabouts,
 };
 use crate::limits::ResourceLimits;
 
@@ -441,6 +441,15 @@ pub trait Provider: Send + Sync {
 
     /// Connects to a TCP port inside; `NotFound` when nobody listens.
     async fn dial(&self, instance: &InstanceRef, port: u16) -> Result<Box<dyn Dialled>>;
+
+    /// What is known to be in the way of saving the memory of an instance that lives, and who holds it. A look: nothing
+    /// inside is touched, and what is found may be gone a moment later.
+    async fn memory_obstacles(&self, instance: &InstanceRef) -> Result<Vec<Obstacle>> {
+        let _ = instance;
+        let why = self.capabilities().missing.remove(&crate::Capability::SaveMemory);
+        let why = why.unwrap_or_else(|| "this provider does not offer it".to_owned());
+        Err(ProviderError::Unsupported { capability: crate::Capability::SaveMemory, why })
+    }
 
     /// Hears what those inside ask for, what was not answered first. There is
     /// one listener: whoever listened before hears no more.

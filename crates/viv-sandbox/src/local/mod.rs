@@ -36,7 +36,7 @@ use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked};
 use viv_core::{ExecutionId, Generation, Identity, OwnerMark, RequestId, SandboxId, SnapshotId};
 use viv_provider::{
     ByteReader, Capabilities, Capability, Deadline, DeadlineChange, Dialled, DiskUsage, Ended, FileWrite, InstanceRef,
-    InstanceSpec, LogPart, Mutation, Observation, OutputStream, Page, PageRequest, Provider, ProviderError,
+    InstanceSpec, LogPart, Mutation, Observation, Obstacle, OutputStream, Page, PageRequest, Provider, ProviderError,
     RequestStream, ResourceLimits, SaveRequest, Snapshot, SnapshotSeen, WatchStream, Whereabouts,
 };
 
@@ -523,6 +523,10 @@ impl Provider for LocalProvider {
 
     async fn log_tail(&self, instance: &InstanceRef, bytes_max: u64) -> Result<Vec<LogPart>> {
         self.read_logs(instance, bytes_max).await
+    }
+
+    async fn memory_obstacles(&self, instance: &InstanceRef) -> Result<Vec<Obstacle>> {
+        self.find_obstacles(instance).await
     }
 
     async fn execution(&self, instance: &InstanceRef, execution: &ExecutionId) -> Result<ExecStatus> {

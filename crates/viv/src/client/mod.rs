@@ -8,6 +8,7 @@
 mod activity;
 mod attach;
 mod cancel;
+mod checkpoint;
 mod cp;
 mod create;
 mod drain;
@@ -94,6 +95,8 @@ pub(crate) enum Verb {
     Thaw(rest::Args),
     /// Save sandboxes, so that nothing of them runs; unlike after a stop, whatever may wake them still does
     Hibernate(rest::Args),
+    /// Look what is in the way of saving the memory of a sandbox
+    Checkpoint(checkpoint::Args),
     /// Stop sandboxes; persistent ones are saved
     Stop(stop::Args),
     /// Make, list, show, remove, export and import snapshots
@@ -171,6 +174,7 @@ fn dispatch(verb: Verb, global: &Global) -> anyhow::Result<ExitCode> {
         Verb::Extend(args) => extend::run(&args, &daemon),
         Verb::Events(args) => events::run(&args, &daemon),
         Verb::Timeline(args) => timeline::run(&args, &daemon),
+        Verb::Checkpoint(args) => checkpoint::run(&args, &daemon),
         Verb::Activity(args) => activity::run(args, &daemon),
         Verb::KeepAwake(args) => activity::keep_awake(args, &daemon),
         Verb::Limits(args) => limits::run(args, &daemon),
