@@ -16,6 +16,7 @@
 pub mod alert;
 pub mod bound;
 pub mod catalogue;
+pub mod checkpoint;
 mod convert;
 pub mod daemon;
 pub mod diagnosis;

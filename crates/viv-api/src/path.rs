@@ -41,6 +41,8 @@ pub const TIMELINE: &str = "/v1/sandboxes/{sandbox}/timeline";
 pub const SANDBOX_LOGS: &str = "/v1/sandboxes/{sandbox}/logs";
 /// What it uses.
 pub const RESOURCES: &str = "/v1/sandboxes/{sandbox}/resources";
+/// What is in the way of saving its memory.
+pub const CHECKPOINT: &str = "/v1/sandboxes/{sandbox}/checkpoint";
 /// Say that it is in use.
 pub const ACTIVITY: &str = "/v1/sandboxes/{sandbox}/activity";
 /// Keep it from idling.

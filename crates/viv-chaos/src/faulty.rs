@@ -13,7 +13,7 @@ use viv_core::{EndCause, ExecutionId, Generation, Identity, OwnerMark, RequestId
 use viv_provider::sim::SimProvider;
 use viv_provider::{
     ByteReader, Capabilities, Deadline, DeadlineChange, Dialled, DiskUsage, Ended, FileWrite, InstanceRef,
-    InstanceSpec, LogPart, Mutation, Observation, OutputStream, Page, PageRequest, Provider, ProviderError,
+    InstanceSpec, LogPart, Mutation, Observation, Obstacle, OutputStream, Page, PageRequest, Provider, ProviderError,
     RequestStream, ResourceLimits, SaveRequest, Snapshot, SnapshotSeen, WatchStream, Whereabouts,
 };
 
@@ -522,6 +522,10 @@ impl Provider for FaultyProvider {
 
     async fn whereabouts(&self, instance: &InstanceRef) -> Result<Whereabouts> {
         self.inner.whereabouts(instance).await
+    }
+
+    async fn memory_obstacles(&self, instance: &InstanceRef) -> Result<Vec<Obstacle>> {
+        self.inner.memory_obstacles(instance).await
     }
 
     async fn log_tail(&self, instance: &InstanceRef, bytes_max: u64) -> Result<Vec<LogPart>> {

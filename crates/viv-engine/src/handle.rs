@@ -10,7 +10,7 @@ use viv_core::lifecycle::{Actor, Finding, Phase, Sandbox, Status};
 use viv_core::spec::Project;
 use viv_core::{ExecutionId, Generation, OperationId, SandboxId};
 use viv_provider::{
-    ByteReader, Dialled, FileWrite, InstanceRef, LogPart, Mutation, OutputStream, ProviderError, WatchStream,
+    ByteReader, Dialled, FileWrite, InstanceRef, LogPart, Mutation, Obstacle, OutputStream, ProviderError, WatchStream,
     Whereabouts,
 };
 use viv_store::StoreError;
@@ -458,6 +458,11 @@ impl Handle {
     /// Where its parts are, for an operator to look for herself.
     pub async fn whereabouts(&self) -> Result<Whereabouts> {
         self.call(self.engine.inner.provider.whereabouts(&self.instance)).await
+    }
+
+    /// What is in the way of saving its memory.
+    pub async fn memory_obstacles(&self) -> Result<Vec<Obstacle>> {
+        self.call(self.engine.inner.provider.memory_obstacles(&self.instance)).await
     }
 
     /// What its supervisor and agent said.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use viv_core::{EndCause, FencingToken, Generation, OperationId, OwnerMark, SandboxId, SnapshotId};
+use viv_core::{EndCause, ExecutionId, FencingToken, Generation, OperationId, OwnerMark, SandboxId, SnapshotId};
 
 use viv_core::capability::Capability;
 use viv_core::limits::{OomKill, ResourceLimits};
@@ -388,6 +388,19 @@ pub struct ProcessSeen {
     /// Where in the kernel it waits.
     #[serde(default)]
     pub waits_in: Option<String>,
+}
+
+/// Something that is in the way of saving an instance's memory, and who holds it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Obstacle {
+    /// What, for people.
+    pub what: String,
+    /// The process that holds it, by its pid inside; none when it is about the whole instance.
+    pub pid: Option<u32>,
+    /// What that runs.
+    pub command: Option<String>,
+    /// Of which execution it is.
+    pub execution: Option<ExecutionId>,
 }
 
 /// What one of those who keep an instance wrote down last.

@@ -10,8 +10,8 @@ use crate::audit::{Finding, Swept};
 use crate::capability::Capabilities;
 use crate::error::ProviderError;
 use crate::instance::{
-    Deadline, DeadlineChange, DiskUsage, Ended, InstanceRef, InstanceSpec, LogPart, Mutation, Observation, Page,
-    PageRequest, ProcessSeen, SaveRequest, Snapshot, SnapshotSeen, Whereabouts,
+    Deadline, DeadlineChange, DiskUsage, Ended, InstanceRef, InstanceSpec, LogPart, Mutation, Observation, Obstacle,
+    Page, PageRequest, ProcessSeen, SaveRequest, Snapshot, SnapshotSeen, Whereabouts,
 };
 use crate::limits::ResourceLimits;
 
@@ -468,6 +468,15 @@ pub trait Provider: Send + Sync {
     async fn set_network(&self, mutation: &Mutation, sandbox: &SandboxId, connected: bool) -> Result<()> {
         let _ = (mutation, sandbox, connected);
         Ok(())
+    }
+
+    /// What is known to be in the way of saving the memory of an instance that lives, and who holds it. A look: nothing
+    /// inside is touched, and what is found may be gone a moment later.
+    async fn memory_obstacles(&self, instance: &InstanceRef) -> Result<Vec<Obstacle>> {
+        let _ = instance;
+        let why = self.capabilities().missing.remove(&crate::Capability::SaveMemory);
+        let why = why.unwrap_or_else(|| "this provider does not offer it".to_owned());
+        Err(ProviderError::Unsupported { capability: crate::Capability::SaveMemory, why })
     }
 
     /// Hears what those inside ask for, what was not answered first. There is

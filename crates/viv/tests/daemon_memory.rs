@@ -17,6 +17,7 @@ use support::disk::Disk;
 use support::restart::{House, shim_pid};
 use support::{eventually_within, kill};
 use viv_api::bound::WaitMs;
+use viv_api::checkpoint::CheckpointCheck;
 use viv_api::execution::{Execution, ExecutionState, OutputLine, StartExecution, Terminal, TimeLimit};
 use viv_api::sandbox::{
     CreateSandbox, EnsureSandbox, Hibernate, MemoryState, RestSandbox, Sandbox, Status, StopSandbox, TimelineEntry,
@@ -378,6 +379,55 @@ fn l13_what_criu_cannot_keep_is_followed_by_the_files() {
     until_more(&staged.daemon, &made.id, &holder, 0);
     staged.begin_stop(&made.id);
     staged.assert_not_saved(&made, &execution, "/dev/tty");
+}
+
+#[test]
+fn l13_what_is_in_the_way_is_said_beforehand_with_who_holds_it() {
+    let Some(criu) = criu() else { return };
+    let daemon = Daemon::start_with(&["--criu", criu.to_str().unwrap()]);
+    let made = daemon.create_from(&request("box", &json!({})));
+    let check = |wanted: bool| {
+        let output = daemon.viv().args(["--json", "checkpoint", "--check", "box"]).output().unwrap();
+        assert_eq!(output.status.success(), wanted, "{output:?}");
+        serde_json::from_slice::<CheckpointCheck>(&output.stdout).unwrap()
+    };
+    let counter = start(&daemon, &made.id, &["python3", "-u", "-c", COUNT]).id;
+    until_more(&daemon, &made.id, &counter, 0);
+    let found = check(true);
+    assert!(found.can && found.obstacles.is_empty(), "{found:#?}");
+    let mut holder =
+        StartExecution::of(["/bin/sh", "-c", "exec 5<>/dev/tty; echo it is open; exec sleep 1000"]).unwrap();
+    holder.tty = Some(serde_json::from_value::<Terminal>(json!({"rows": 24, "cols": 80})).unwrap());
+    let holder = daemon.sandbox(&made.id).start(&holder, None).unwrap().id;
+    until_more(&daemon, &made.id, &holder, 0);
+    let ghost = "exec 3>/workspace/ghost; rm /workspace/ghost; truncate -s 300M /proc/self/fd/3; echo it is open; exec sleep 1001";
+    let ghost = start(&daemon, &made.id, &["sh", "-c", ghost]).id;
+    until_more(&daemon, &made.id, &ghost, 0);
+    let found = check(false);
+    let told = |execution: &ExecutionId, what: &str, command: &str| {
+        let is_it = |one: &&viv_api::checkpoint::Obstacle| one.execution.as_ref() == Some(execution);
+        let one = found.obstacles.iter().find(is_it).unwrap_or_else(|| panic!("{found:#?}"));
+        assert!(one.what.contains(what) && one.pid.is_some(), "{one:?}");
+        assert!(one.command.as_ref().is_some_and(|line| line.contains(command)), "{one:?}");
+    };
+    told(&holder, "/dev/tty", "sleep 1000");
+    told(&ghost, "a file without a name of 300 MiB", "sleep 1001");
+    assert_eq!(found.obstacles.len(), 2, "{found:#?}");
+    // Nobody noticed.
+    let before = written(&daemon, &made.id, &counter);
+    assert_counts(&until_more(&daemon, &made.id, &counter, before.len()));
+    daemon.remove(&made.id);
+    daemon.assert_nothing_left();
+}
+
+#[test]
+fn p6_the_selftest_covers_it() {
+    let Some(criu) = criu() else { return };
+    let daemon = Daemon::start_with(&["--criu", criu.to_str().unwrap()]);
+    let output = daemon.viv().args(["selftest"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("with its memory"), "{said}");
+    daemon.assert_nothing_left();
 }
 
 #[test]

@@ -492,13 +492,14 @@ async fn s5_memory_is_refused_where_it_cannot_be_kept() {
 fn p6_the_conformance_suite_covers_it() {
     let Some(criu) = criu() else { return };
     for runtime in [viv_sandbox::Runtime::Embedded, viv_sandbox::Runtime::Binary("runc".into())] {
-        let name = "saves::memory_save_brings_executions_back";
-        viv_provider::conformance::run_named(name, async {
-            LocalWorld(Ground::with(|config| {
-                config.criu = Some(criu.clone());
-                config.runtime = runtime;
-            }))
-        });
+        for name in ["saves::memory_save_brings_executions_back", "saves::memory_is_recalled_only_if_wanted"] {
+            viv_provider::conformance::run_named(name, async {
+                LocalWorld(Ground::with(|config| {
+                    config.criu = Some(criu.clone());
+                    config.runtime = runtime.clone();
+                }))
+            });
+        }
     }
 }
 

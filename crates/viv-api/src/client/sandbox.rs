@@ -6,6 +6,7 @@ use viv_core::{ExecutionId, Generation};
 use super::http::Call;
 use super::{Change, Client, ExecutionHandle, Result};
 use crate::bound::{Cursor, IdempotencyKey, LeaseName, SandboxRef, WaitMs};
+use crate::checkpoint::CheckpointCheck;
 use crate::diagnosis::Diagnosis;
 use crate::limits::{Limits, LimitsInForce};
 use crate::page::Page;
@@ -177,6 +178,11 @@ impl<'a> SandboxHandle<'a> {
     /// What it uses, and may use.
     pub fn resources(&self) -> Result<Resources> {
         self.client.http.ask(self.call(Call::get(self.path(path::RESOURCES))))
+    }
+
+    /// What is in the way of saving its memory.
+    pub fn check_checkpoint(&self) -> Result<CheckpointCheck> {
+        self.client.http.ask(self.call(Call::get(self.path(path::CHECKPOINT))))
     }
 
     /// Changes what it may use; what is not said stays.

@@ -1,7 +1,7 @@
 //! Saving, with everything ended or while it runs (L8, L10, L11).
 
 use viv_core::exec::ExecState;
-use viv_core::{EndCause, FencingToken, Generation};
+use viv_core::{EndCause, FencingToken, Generation, SnapshotId};
 
 use super::keep::{
     can_copy, can_restore, can_save, can_turn, copy, live, look, restore, restored, save, seal, stopped, unmade,
@@ -11,7 +11,7 @@ use super::program::{self, Program};
 use super::subject::Subject;
 use crate::capability::Capability;
 use crate::error::ProviderError;
-use crate::instance::{DeadlineChange, InstanceState, SaveRequest};
+use crate::instance::{DeadlineChange, InstanceSpec, InstanceState, Recall, SaveRequest};
 
 /// Long enough to be written to, short enough to wait for.
 const SHORT_LIFE_MS: u64 = 2_000;
@@ -222,6 +222,39 @@ pub(super) async fn memory_save_brings_executions_back(lab: &Lab) {
         (next.status(&execution).await.output_bytes > before.output_bytes).then_some(())
     })
     .await;
+}
+
+pub(super) async fn memory_is_recalled_only_if_wanted(lab: &Lab) {
+    if !can_save(lab, Capability::SaveMemory).await || !can_restore(lab).await || !lab.can(Capability::SaveStopped) {
+        return;
+    }
+    let subject = lab.subject().await;
+    let execution = subject.start(&program::tick()).await;
+    subject.until_written(&execution, "1\n").await;
+    assert_eq!(lab.provider().memory_obstacles(&subject.instance()).await.must("memory_obstacles"), []);
+    subject.write("/workspace/kept", b"kept").await;
+    let remembered = save(&subject, &SaveRequest { memory: true, ..stopped(lab) }).await.must("save");
+    subject.destroy().await;
+    let recalled = |recall| InstanceSpec { recall, ..lab.spec() };
+    let restore = async |next: &Subject<'_>, snapshot: &SnapshotId, recall| {
+        let (provider, mutation) = (lab.provider(), next.mutation());
+        provider.restore(&mutation, &next.sandbox, &lab.owner(), &recalled(recall), snapshot).await
+    };
+    // The files alone, and nothing of what ran.
+    let plain = subject.next();
+    restore(&plain, &remembered.id, Recall::Never).await.must("restore without memory");
+    assert_eq!(plain.read("/workspace/kept").await, b"kept");
+    let gone = lab.provider().execution(&plain.instance(), &execution).await;
+    assert_refused!(gone, ProviderError::NotFound { .. });
+    // What was saved without memory cannot be made with it, and nothing is made instead.
+    let forgotten = save(&plain, &stopped(lab)).await.must("save without memory");
+    plain.destroy().await;
+    let next = plain.next();
+    assert_refused!(restore(&next, &forgotten.id, Recall::Required).await, ProviderError::Failed { .. });
+    assert_eq!(next.state().await, InstanceState::Absent);
+    let next = next.next();
+    restore(&next, &remembered.id, Recall::Required).await.must("restore with memory");
+    assert_eq!(next.status(&execution).await.state, ExecState::Running);
 }
 
 pub(super) async fn save_repeated_saves_once(lab: &Lab) {

@@ -17,8 +17,8 @@ use super::tree::conflict;
 use crate::capability::{Capabilities, Capability};
 use crate::error::ProviderError;
 use crate::instance::{
-    Deadline, DeadlineChange, DiskUsage, Ended, InstanceRef, InstanceSpec, LogPart, Mutation, Observation, Page,
-    PageRequest, SaveRequest, Snapshot, SnapshotSeen, Whereabouts,
+    Deadline, DeadlineChange, DiskUsage, Ended, InstanceRef, InstanceSpec, LogPart, Mutation, Observation, Obstacle,
+    Page, PageRequest, SaveRequest, Snapshot, SnapshotSeen, Whereabouts,
 };
 use crate::limits::ResourceLimits;
 use crate::provider::{ByteReader, Dialled, FileWrite, OutputStream, Provider, RequestStream, WatchStream};
@@ -381,6 +381,14 @@ impl Provider for SimProvider {
             state.read_running(instance)?;
             // No simulated program listens.
             Err(ProviderError::NotFound { what: format!("port {port}") })
+        })
+    }
+
+    /// Nothing simulated is ever in the way.
+    async fn memory_obstacles(&self, instance: &InstanceRef) -> Result<Vec<Obstacle>> {
+        self.look(|state| {
+            state.require(Capability::SaveMemory)?;
+            state.read(instance)?.need_alive().map(|()| Vec::new())
         })
     }
 

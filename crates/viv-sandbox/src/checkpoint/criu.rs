@@ -26,7 +26,7 @@ pub(crate) const RESTORE_LOG: &str = "restore.log";
 const LOG_BYTES_MAX: u64 = 8 << 20;
 
 /// Files that are open and have no name any more are kept with the images, up to this size.
-const GHOST_BYTES_MAX: u64 = 256 << 20;
+pub(crate) const GHOST_BYTES_MAX: u64 = 256 << 20;
 
 /// What both verbs are told: the sandbox is dumped alone and frozen, so nobody needs to be kept from its sockets.
 pub(crate) const COMMON: [&str; 5] =

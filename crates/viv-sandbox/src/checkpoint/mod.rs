@@ -22,6 +22,7 @@
 
 pub(crate) mod criu;
 pub(crate) mod mounts;
+pub(crate) mod obstacles;
 pub mod probe;
 
 use std::collections::{BTreeMap, BTreeSet};

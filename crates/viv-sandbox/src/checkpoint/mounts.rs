@@ -6,6 +6,8 @@ use serde::{Deserialize, Serialize};
 use viv_agent::proto::{AGENT, BOOT_ID, HOME, RUN_DIR};
 
 use crate::bundle::Staged;
+use crate::layout::InstanceRecord;
+use crate::rootfs::ROOT;
 
 /// Where the agent covers the machine's own boot id.
 const KERNELS_BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -53,6 +55,13 @@ impl External {
         };
         Some(format!("mnt[{}]:{}", self.at, source.display()))
     }
+}
+
+/// The overlays beside the root of an instance.
+pub(crate) fn parts_of(record: &InstanceRecord) -> Vec<&Path> {
+    let plan = record.made.as_ref().map(|made| &made.plan);
+    let parts = plan.into_iter().flat_map(|plan| &plan.parts).filter(|part| part.name != ROOT);
+    parts.map(|part| part.at.as_path()).collect()
 }
 
 /// Finds them in a `mountinfo`; `parts` are the overlays beside the root. One that is none of ours is named: nobody

@@ -11,12 +11,13 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use viv_agent::proto::SOCKET;
 use viv_core::{SandboxId, SnapshotId};
-use viv_provider::{Capability, Egress, InstanceRef, Mutation, ProviderError};
+use viv_provider::{Capability, Egress, InstanceRef, Mutation, Obstacle, ProviderError};
 
 use super::create::Origin;
 use super::save::{save_failed, store_failed};
 use super::{LocalProvider, Result, shim_client, unavailable};
-use crate::checkpoint::{Manifest, MemoryDir, probe};
+use crate::checkpoint::mounts::{self, parts_of};
+use crate::checkpoint::{Manifest, MemoryDir, obstacles, probe};
 use crate::durable;
 use crate::ids::IdPool;
 use crate::layout::{InstanceDir, InstanceRecord, MemoryPlan};
@@ -179,6 +180,29 @@ impl LocalProvider {
     pub(super) async fn require_memory(&self) -> Result<Criu> {
         self.blocking(|this| {
             this.criu().map_err(|why| ProviderError::Unsupported { capability: Capability::SaveMemory, why })
+        })
+        .await
+    }
+
+    /// What is known to be in the way of saving the memory of an instance. Nobody inside notices the look.
+    pub(super) async fn find_obstacles(&self, instance: &InstanceRef) -> Result<Vec<Obstacle>> {
+        self.check_alive(instance).await?;
+        let init = self.find_parts(instance).await?.agent_pid;
+        let instance = instance.clone();
+        self.blocking(move |this| {
+            let record = this.need_record(&instance)?;
+            let of_all = |what: String| Obstacle { what, pid: None, command: None, execution: None };
+            let mut found: Vec<Obstacle> = this.criu().err().into_iter().map(of_all).collect();
+            if record.spec.network.egress != Egress::None {
+                found.push(of_all("its network, which cannot be kept".to_owned()));
+            }
+            let (Some(init), Some(cgroup)) = (init, this.cgroups(&record).v2()) else { return Ok(found) };
+            let mountinfo = fs::read_to_string(format!("/proc/{init}/mountinfo")).map_err(unavailable(&cgroup))?;
+            if let Err(why) = mounts::external(&mountinfo, &parts_of(&record)) {
+                found.push(of_all(why));
+            }
+            found.extend(obstacles::of_cgroup(&cgroup, init).map_err(unavailable(&cgroup))?);
+            Ok(found)
         })
         .await
     }

@@ -38,8 +38,9 @@ use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked};
 use viv_core::{ExecutionId, Generation, Identity, OwnerMark, RequestId, SandboxId, SnapshotId};
 use viv_provider::{
     ByteReader, Capabilities, Capability, Deadline, DeadlineChange, Dialled, DiskUsage, Ended, FileWrite, Finding,
-    InstanceRef, InstanceSpec, LogPart, Mutation, Observation, OutputStream, Page, PageRequest, ProcessSeen, Provider,
-    ProviderError, RequestStream, ResourceLimits, SaveRequest, Snapshot, SnapshotSeen, Swept, WatchStream, Whereabouts,
+    InstanceRef, InstanceSpec, LogPart, Mutation, Observation, Obstacle, OutputStream, Page, PageRequest, ProcessSeen,
+    Provider, ProviderError, RequestStream, ResourceLimits, SaveRequest, Snapshot, SnapshotSeen, Swept, WatchStream,
+    Whereabouts,
 };
 
 use chores::{Chore, Chores};
@@ -534,6 +535,10 @@ impl Provider for LocalProvider {
 
     async fn log_tail(&self, instance: &InstanceRef, bytes_max: u64) -> Result<Vec<LogPart>> {
         self.read_logs(instance, bytes_max).await
+    }
+
+    async fn memory_obstacles(&self, instance: &InstanceRef) -> Result<Vec<Obstacle>> {
+        self.find_obstacles(instance).await
     }
 
     async fn execution(&self, instance: &InstanceRef, execution: &ExecutionId) -> Result<ExecStatus> {

@@ -89,7 +89,7 @@ impl LocalProvider {
         .await
     }
 
-    async fn check_alive(&self, instance: &InstanceRef) -> Result<()> {
+    pub(super) async fn check_alive(&self, instance: &InstanceRef) -> Result<()> {
         match self.look(instance).await?.state {
             InstanceState::Running | InstanceState::Frozen => Ok(()),
             InstanceState::Absent => Err(ProviderError::Absent),

@@ -28,7 +28,6 @@ use crate::checkpoint::criu::{self, Call, DUMP_LOG, RESTORE_LOG};
 use crate::checkpoint::{Dump, MemoryDir, mounts};
 use crate::durable;
 use crate::layout::{InstanceDir, InstanceRecord};
-use crate::rootfs::ROOT;
 use crate::sys::clone::{Forked, die_with, exit_now, fork, leave_session_keyring};
 
 /// How long the agent lives without us: for as long as a dump of much memory to a slow disk may take.
@@ -102,9 +101,7 @@ impl Shim {
     fn look_for_dump(&self) -> Result<Dump, String> {
         let pid = self.init.pid.as_raw_nonzero();
         let mountinfo = fs::read_to_string(format!("/proc/{pid}/mountinfo")).map_err(|error| error.to_string())?;
-        let plan = self.record.made.as_ref().map(|made| &made.plan);
-        let parts = plan.into_iter().flat_map(|plan| &plan.parts).filter(|part| part.name != ROOT);
-        let mounts = mounts::external(&mountinfo, &parts.map(|part| part.at.as_path()).collect::<Vec<_>>())?;
+        let mounts = mounts::external(&mountinfo, &mounts::parts_of(&self.record))?;
         let logs = logs_of(&self.dir, self.init.pid).map_err(|error| error.to_string())?;
         Ok(Dump { mounts, logs, placed: BTreeMap::new() })
     }

@@ -1,5 +1,6 @@
 //! The routes: one file per group.
 
+mod checkpoint;
 mod cleanup;
 mod daemon;
 mod drain;
@@ -40,6 +41,7 @@ pub(crate) fn tell(table: &mut impl Table) {
     rest::tell(table);
     snapshots::tell(table);
     looks::tell(table);
+    checkpoint::tell(table);
     executions::tell(table);
     output::tell(table);
     files::tell(table);

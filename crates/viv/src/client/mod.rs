@@ -9,6 +9,7 @@ mod activity;
 mod alerts;
 mod attach;
 mod cancel;
+mod checkpoint;
 mod cleanup;
 mod cp;
 mod create;
@@ -107,6 +108,8 @@ pub(crate) enum Verb {
     Thaw(rest::Args),
     /// Save sandboxes, so that nothing of them runs; unlike after a stop, whatever may wake them still does
     Hibernate(rest::Args),
+    /// Look what is in the way of saving the memory of a sandbox
+    Checkpoint(checkpoint::Args),
     /// Stop sandboxes; persistent ones are saved
     Stop(stop::Args),
     /// Make, list, show, remove, export and import snapshots
@@ -194,6 +197,7 @@ fn dispatch(verb: Verb, global: &Global) -> anyhow::Result<ExitCode> {
         Verb::Events(args) => events::run(&args, &daemon),
         Verb::Timeline(args) => timeline::run(&args, &daemon),
         Verb::Report(args) => report::run(&args, &daemon),
+        Verb::Checkpoint(args) => checkpoint::run(&args, &daemon),
         Verb::Activity(args) => activity::run(args, &daemon),
         Verb::KeepAwake(args) => activity::keep_awake(args, &daemon),
         Verb::Limits(args) => limits::run(args, &daemon),

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, ensure};
 use viv_api::bound::{LabelFilter, LabelKey, LabelValue, Labels, LifetimeMs, Path, SandboxName};
-use viv_api::sandbox::{CreatePolicy, CreateSandbox, Phase, ProbeOutcome, Sandbox, Status};
+use viv_api::execution::ExecutionState;
+use viv_api::sandbox::{CreatePolicy, CreateSandbox, Hibernate, MemoryState, Phase, ProbeOutcome, Sandbox, Status};
 use viv_api::snapshot::SnapshotState;
-use viv_core::{Generation, SandboxId, SnapshotId};
+use viv_core::{ExecutionId, Generation, SandboxId, SnapshotId};
 
 use super::Telling;
 use super::left::Footprint;
@@ -75,8 +76,9 @@ impl<'a> Round<'a> {
         telling.step("thaw", || self.thaw(id, made.generation))?;
         let snapshot = telling.step("snapshot", || self.snapshot(id))?;
         telling.step("change", || self.change(id))?;
-        let stopped = telling.step("hibernate", || self.hibernate(id))?;
-        telling.step("resume", || self.resume(id, stopped.generation))?;
+        let runs = self.patient.start(id, &["sleep", "100000"])?;
+        let stopped = telling.step("hibernate", || self.hibernate(id, &runs))?;
+        telling.step("resume", || self.resume(id, &stopped, &runs))?;
         self.look(telling, id)?;
         let (forked, fork_content) = telling.step("fork", || self.fork(id, &snapshot))?;
         telling.step("rollback", || self.rollback(id, &snapshot))?;
@@ -102,6 +104,8 @@ impl<'a> Round<'a> {
         let policy = CreatePolicy {
             persistent: Some(true),
             lifetime_ms: Some(LifetimeMs::new(LIFETIME_MS).map_err(wrong)?),
+            // Where that cannot be, its files are, and it is said.
+            hibernate: Some(Hibernate::Memory),
             ..CreatePolicy::default()
         };
         let labels = Labels::new(BTreeMap::from([label])).map_err(wrong)?;
@@ -221,18 +225,33 @@ impl<'a> Round<'a> {
         Ok(((), String::new()))
     }
 
-    fn hibernate(&self, id: &SandboxId) -> Step<Sandbox> {
+    /// What runs is suspended if its memory was saved, and lost if not (X5).
+    fn hibernate(&self, id: &SandboxId, runs: &ExecutionId) -> Step<Sandbox> {
         let stopped = self.patient.hibernate(id)?;
         ensure!(stopped.phase == Phase::Hibernated, "{id} is {}", stopped.status);
         ensure!(self.patient.is_refused(id)?, "a command runs in what is hibernated");
         let saved = self.patient.diagnosis(id)?.auto_saved.context("nothing was saved")?;
-        Ok((stopped, format!("saved as {}", saved.id)))
+        let memory = stopped.memory.as_ref().context("nothing is said about its memory")?;
+        let (wanted, said) = match (memory.state, &memory.why) {
+            (MemoryState::Kept, _) => (ExecutionState::Suspended, "with its memory".to_owned()),
+            (state, why) => {
+                ensure!(state == MemoryState::NotSaved, "its memory is {state:?}");
+                (ExecutionState::Lost, format!("without its memory: {}", why.as_deref().unwrap_or("nobody says why")))
+            }
+        };
+        let is = self.patient.execution(id, runs)?.state;
+        ensure!(is == wanted, "what ran is {is:?}, not {wanted:?}");
+        Ok((stopped, format!("saved as {}, {said}", saved.id)))
     }
 
     /// Another generation (T5), with all that was there.
-    fn resume(&mut self, id: &SandboxId, before: Generation) -> Step<()> {
+    fn resume(&mut self, id: &SandboxId, before: &Sandbox, runs: &ExecutionId) -> Step<()> {
         self.patient.resume(id)?;
-        let now = self.ready(id, before.next())?;
+        let now = self.ready(id, before.generation.next())?;
+        if before.memory.as_ref().is_some_and(|memory| memory.state == MemoryState::Kept) {
+            let is = self.patient.execution(id, runs)?.state;
+            ensure!(is == ExecutionState::Running, "what was suspended is {is:?}");
+        }
         Ok(((), format!("generation {}", now.generation)))
     }
 

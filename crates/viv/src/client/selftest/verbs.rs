@@ -9,12 +9,12 @@ use viv_api::bound::{
 };
 use viv_api::client::{Change, Client, ClientError, SandboxHandle};
 use viv_api::diagnosis::Diagnosis;
-use viv_api::execution::{ExecutionState, OutputLine, StartExecution};
+use viv_api::execution::{Execution, ExecutionState, OutputLine, StartExecution, TimeLimit};
 use viv_api::file::FileListing;
 use viv_api::query::{ListSandboxes, ReadFile, WriteFile};
 use viv_api::sandbox::{CreateSandbox, EnsureSandbox, RestSandbox, Sandbox};
 use viv_api::snapshot::{CreateSnapshot, Fork, RollbackSandbox, Snapshot, SnapshotState};
-use viv_core::{SandboxId, SnapshotId};
+use viv_core::{ExecutionId, SandboxId, SnapshotId};
 
 use super::patient::Patient;
 use crate::client::new::{fresh_key, wrong};
@@ -182,6 +182,18 @@ impl Patient<'_> {
         let (end, said) = self.about(id, |sandbox| follow(&sandbox, &command, &key))?;
         ensure!(end == (ExecutionState::Exited, Some(0)), "{argv:?} ended as {end:?}");
         Ok(said)
+    }
+
+    /// Starts a command that runs on, once, however often it is asked for.
+    pub(super) fn start(&self, id: &SandboxId, argv: &[&str]) -> anyhow::Result<ExecutionId> {
+        let key = fresh_key()?;
+        let mut command = StartExecution::of(argv.iter().copied())?;
+        (command.detach, command.limit_ms) = (true, Some(TimeLimit::NONE));
+        Ok(self.about(id, |sandbox| sandbox.start(&command, Some(&key)))?.id)
+    }
+
+    pub(super) fn execution(&self, id: &SandboxId, execution: &ExecutionId) -> Asked<Execution> {
+        self.about(id, |sandbox| sandbox.execution(execution.clone()).get())
     }
 
     /// Whether a command is refused because it does not run.
