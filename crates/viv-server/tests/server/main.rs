@@ -12,4 +12,5 @@ mod schedules;
 mod schemathesis;
 mod services;
 mod snapshots;
+mod tasks;
 mod world;
