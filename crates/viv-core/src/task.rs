@@ -569,8 +569,8 @@ impl Task {
         match self.state {
             TaskState::Preparing | TaskState::Running | TaskState::Committing => true,
             // One that is to end before its turn came has nothing to end in there.
-            TaskState::Queued => false,
-            TaskState::Succeeded
+            TaskState::Queued
+            | TaskState::Succeeded
             | TaskState::Failed
             | TaskState::Stopped
             | TaskState::TimedOut

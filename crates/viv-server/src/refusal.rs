@@ -112,12 +112,13 @@ fn told(error: EngineError) -> ApiError {
         EngineError::NoSchedule { which } => {
             ApiError::not_found(format!("the schedule {which}")).hint("viv schedule ls lists those that there are")
         }
-        EngineError::ScheduleBusy { .. } => ApiError::new(ErrorCode::Conflict, message).hint("wait until it has ended"),
+        EngineError::ScheduleBusy { .. } | EngineError::TaskBusy { .. } => {
+            ApiError::new(ErrorCode::Conflict, message).hint("wait until it has ended")
+        }
         EngineError::NoTask { which } => {
             ApiError::not_found(format!("the task {which}")).hint("viv task ls lists those that there are")
         }
         EngineError::TaskDenied { why, .. } => ApiError::new(ErrorCode::Conflict, message).hint(task_hint(why)),
-        EngineError::TaskBusy { .. } => ApiError::new(ErrorCode::Conflict, message).hint("wait until it is over"),
         EngineError::Draining => ApiError::new(ErrorCode::Draining, message)
             .hint("viv drain --status says how far it is, viv undrain ends it"),
         EngineError::Gone { sandbox, cause } => gone(sandbox, &cause).0,

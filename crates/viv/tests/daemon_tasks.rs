@@ -497,6 +497,7 @@ fn k7_the_command_line_runs_follows_stops_and_shows() {
     let (_, out, _) = viv(&["--json", "task", "show", &task]);
     let shown: Task = serde_json::from_str(&out).unwrap();
     assert_eq!(shown.state, TaskState::Failed);
+    assert_eq!(viv(&["task", "continue", &task, "--", "true"]).0, Some(4), "its sandbox was not kept");
     assert_eq!(viv(&["task", "show", "tsk_none"]).0, Some(3));
     assert_eq!(viv(&["task", "run"]).0, Some(2));
     daemon.assert_nothing_left();

@@ -9,7 +9,9 @@ use std::path::Path;
 use std::process::Command;
 
 use support::daemon::{Daemon, PATIENCE};
-use viv_api::query::ListSandboxes;
+use viv_api::bound::{TaskRef, WaitMs};
+use viv_api::query::{ListSandboxes, ListTasks};
+use viv_api::task::StopTask;
 
 /// Requests of each kind that are made up: more are made in `viv-server`, where a sandbox costs nothing.
 const EXAMPLES: &str = "4";
@@ -38,6 +40,12 @@ fn s5_schemathesis_finds_nothing_in_the_running_daemon() {
         .expect("scripts/schemathesis");
     let said = String::from_utf8_lossy(&ran.stdout);
     assert!(ran.status.success(), "{said}\n{}", String::from_utf8_lossy(&ran.stderr));
+    // Made-up tasks make sandboxes for as long as they live.
+    for task in daemon.client().tasks_all(ListTasks::default()).map(|one| one.unwrap()) {
+        let wait_ms = Some(WaitMs::nearest(PATIENCE.as_millis() as u64));
+        let over = daemon.client().stop_task(&TaskRef::from(&task.id), &StopTask { wait_ms }).unwrap();
+        assert!(over.state.is_final(), "{over:#?}");
+    }
     let all = ListSandboxes { all: true, ..ListSandboxes::default() };
     let left: Vec<_> = daemon.client().list_all(all).map(|one| one.unwrap()).filter(|one| !one.deleted).collect();
     for sandbox in left {

@@ -191,12 +191,15 @@ impl Engine {
         loop {
             let Some(record) = inner.store.get(&task.sandbox).await? else { return Ok(()) };
             let is_ours = task.generation.is_none_or(|generation| record.generation == generation);
+            // Somebody wants it to run again, and has it for herself.
+            if !is_ours {
+                return Ok(());
+            }
             match &record.phase {
-                Phase::Hibernated { .. } | Phase::Stopped => return Ok(()),
-                // It was saved, or not, and all of its processes have ended.
-                Phase::Hibernating { save_failed: true, .. } => return Ok(()),
-                // Somebody wants it to run again, and has it for herself.
-                _ if !is_ours => return Ok(()),
+                // A save that failed has ended all of its processes too.
+                Phase::Hibernated { .. } | Phase::Stopped | Phase::Hibernating { save_failed: true, .. } => {
+                    return Ok(());
+                }
                 Phase::Hibernating { .. } | Phase::Stopping { .. } => {}
                 Phase::Provisioning { .. }
                 | Phase::Verifying { .. }

@@ -156,9 +156,9 @@ impl Engine {
         let Some(task) = self.inner.store.task(id).await? else { return Ok(TaskWork::Nothing) };
         let work = task.work();
         match work {
-            TaskWork::Prepare => self.prepare_task(task).await?,
-            TaskWork::Run => self.run_task(task).await?,
-            TaskWork::End => self.end_task(task).await?,
+            TaskWork::Prepare => Box::pin(self.prepare_task(task)).await?,
+            TaskWork::Run => Box::pin(self.run_task(task)).await?,
+            TaskWork::End => Box::pin(self.end_task(task)).await?,
             TaskWork::Nothing => {}
         }
         Ok(work)

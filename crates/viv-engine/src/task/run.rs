@@ -117,9 +117,8 @@ impl Engine {
         // A task's execution is activity for as long as it runs (L6): it is one of the foreground.
         inner.active(&task.sandbox).await?;
         match handle.execute_unattended(id, &spec).await {
-            Ok(_) => Ok(Ok(handle)),
-            // The id is of this step alone: it was started, and something about its environment changed since.
-            Err(EngineError::Provider(ProviderError::Conflict { .. })) => Ok(Ok(handle)),
+            // The id is of this step alone: with another command it was started, and its environment changed since.
+            Ok(_) | Err(EngineError::Provider(ProviderError::Conflict { .. })) => Ok(Ok(handle)),
             Err(EngineError::Provider(
                 error @ (ProviderError::Invalid { .. }
                 | ProviderError::Unsupported { .. }

@@ -134,7 +134,7 @@ async fn run(
     };
     let (keyed, hash) = (key.is_some(), key.as_ref().map(|_| hex(body_hash(&body))));
     let id = key.map_or_else(|| state.engine().new_task_id(), |key| id_for(project.as_str(), key.as_str()));
-    let make =
+    let built_of =
         sandbox.is_none().then(|| make(body.create.as_deref().unwrap_or(&CreateSandbox::default()), body.keep_alive));
     let effects = body.effects.get().iter();
     let effects: Vec<_> = effects
@@ -149,7 +149,7 @@ async fn run(
         id,
         project,
         sandbox,
-        make,
+        make: built_of,
         files: files.collect(),
         source: body.source.as_ref().map(|source| core::GitSource {
             url: source.git.to_string(),

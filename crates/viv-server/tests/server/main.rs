@@ -13,4 +13,5 @@ mod schedules;
 mod schemathesis;
 mod services;
 mod snapshots;
+mod tasks;
 mod world;

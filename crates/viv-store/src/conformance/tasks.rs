@@ -43,14 +43,15 @@ pub(super) async fn k1_are_kept_and_changed_with_a_line(lab: &Lab) {
     let queued = task(1, 10);
     put(lab, &queued).await.unwrap();
     assert_eq!(lab.store.task(&queued.id).await.unwrap().as_ref(), Some(&queued));
-    assert_eq!(lab.store.living_tasks().await.unwrap(), [queued.id.clone()]);
+    assert_eq!(lab.store.living_tasks().await.unwrap(), std::slice::from_ref(&queued.id));
     assert_eq!(lab.store.task_at_work(&queued.sandbox).await.unwrap(), None);
     let preparing = next(&queued, &TaskEvent::TakenUp);
     put(lab, &preparing).await.unwrap();
     assert_eq!(lab.store.task_at_work(&queued.sandbox).await.unwrap(), Some(queued.id.clone()));
     let stopped = next(&preparing, &TaskEvent::Stop { by: Actor::part("suite") });
     put(lab, &stopped).await.unwrap();
-    assert_eq!(lab.store.living_tasks().await.unwrap(), [queued.id.clone()], "it is to end, and has not yet");
+    let living = lab.store.living_tasks().await.unwrap();
+    assert_eq!(living, std::slice::from_ref(&queued.id), "it is to end, and has not yet");
     let over = next(&stopped, &TaskEvent::Confirmed);
     put(lab, &over).await.unwrap();
     assert_eq!(lab.store.task(&queued.id).await.unwrap(), Some(over));

@@ -77,17 +77,17 @@ pub(super) fn living(db: &Connection) -> Result<Vec<TaskId>> {
     let mut statement = db.prepare_cached(living)?;
     let rows = statement.query_map([], |row| row.get(0))?;
     let rows: Vec<String> = rows.collect::<rusqlite::Result<_>>()?;
-    rows.into_iter().map(parse).collect()
+    rows.iter().map(|text| parse(text)).collect()
 }
 
 pub(super) fn at_work(db: &Connection, sandbox: &SandboxId) -> Result<Option<TaskId>> {
     let at_work = "SELECT id FROM tasks INDEXED BY tasks_at_work WHERE at_work = 1 AND sandbox = ?1";
     let found: Option<String> =
         db.prepare_cached(at_work)?.query_row([sandbox.as_str()], |row| row.get(0)).optional()?;
-    found.map(parse).transpose()
+    found.as_deref().map(parse).transpose()
 }
 
-fn parse(text: String) -> Result<TaskId> {
+fn parse(text: &str) -> Result<TaskId> {
     text.parse().map_err(|error| StoreError::Corrupt { what: format!("a task's id: {error}") })
 }
 

@@ -129,13 +129,13 @@ struct Run {
 /// Its sandbox is probed and used again; one that is not there any more is made again, which is said.
 #[derive(clap::Args)]
 struct Continue {
-    #[command(flatten)]
-    how: How,
+    /// Its id
+    task: TaskRef,
     /// Let its sandbox end with it this time
     #[arg(long)]
     let_end: bool,
-    /// Its id
-    task: TaskRef,
+    #[command(flatten)]
+    how: How,
 }
 
 /// What is run, and for how long.
