@@ -202,7 +202,7 @@ pub struct Execution {
     /// Why it failed or was lost, for people.
     pub message: Option<String>,
     /// What ended it, as a word (X6): `exit`, `signal`, `oom_kill`, `not_started`, `cancelled`, `time_limit`; for one that
-    /// was lost, why its instance ended (`agent_killed`, `hibernated`, `expired`, …).
+    /// was lost, why its instance ended (`agent_died`, `hibernated`, `expired`, …).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<String>,
     /// Program and arguments.

@@ -119,6 +119,9 @@ pub struct ExecutionContext<'a> {
     pub row: Option<&'a Row>,
 }
 
+/// What is said of an instance whose agent ended by itself or was killed.
+const AGENT_ENDS: [&str; 5] = ["exited", "signalled", "oom_killed", "agent_lost", "crashed"];
+
 /// What ended it, as a word.
 fn cause(state: &ExecState) -> Option<String> {
     let word = match state {
@@ -129,6 +132,8 @@ fn cause(state: &ExecState) -> Option<String> {
         ExecState::Failed { .. } => "not_started",
         ExecState::Cancelled => "cancelled",
         ExecState::TimedOut => "time_limit",
+        // The first process inside is the agent; the record calls that a crash.
+        ExecState::Lost { cause } if AGENT_ENDS.contains(&cause.as_str()) => "agent_died",
         ExecState::Lost { cause } => cause,
     };
     Some(word.to_owned())

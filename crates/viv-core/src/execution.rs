@@ -105,6 +105,9 @@ impl From<&Sandbox> for Place {
     }
 }
 
+/// Who asked for what is known only from who runs it.
+const FOUND: &str = "sandbox";
+
 /// Why what was queued is lost that was being started when its instance went: nobody can tell whether it ran.
 pub const START_UNKNOWN: &str = "start_unknown";
 
@@ -146,7 +149,7 @@ impl Execution {
             tty: false,
             detached: status.detached,
             limit_ms: None,
-            by: Actor::part("sandbox"),
+            by: Actor::part(FOUND),
             asked_at_ms: status.started_at_ms,
             learnt_at_ms: now_ms,
             stage: Stage::Started { status, concluded: false },
@@ -167,6 +170,11 @@ impl Execution {
             Stage::Queued(queued) => Some(queued),
             Stage::Started { .. } => None,
         }
+    }
+
+    /// Whether it is known from who asked for it, and not only from who runs it.
+    pub fn is_asked(&self) -> bool {
+        self.by.who != FOUND
     }
 
     /// Whether it may run in an instance: it was started, or is being.
@@ -205,7 +213,7 @@ impl Execution {
         if !better {
             return None;
         }
-        let knows_more = news.by.who != "sandbox" || self.by.who == "sandbox";
+        let knows_more = news.is_asked() || !self.is_asked();
         let asked = if knows_more && !news.argv.is_empty() { news } else { self };
         Some(Self {
             version: self.version + 1,

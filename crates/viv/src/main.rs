@@ -10,6 +10,7 @@ mod fail;
 mod image;
 mod inside;
 mod local;
+mod mcp;
 mod page;
 mod place;
 mod serve;
@@ -44,6 +45,8 @@ enum Verb {
     Image(image::Args),
     /// What this machine can do, and why it cannot do the rest
     Doctor(doctor::Args),
+    /// Serve sandboxes as tools of the Model Context Protocol, over standard input and output
+    Mcp(mcp::Args),
     /// Write completions for a shell to standard output
     Completions {
         /// Which shell
@@ -108,6 +111,7 @@ fn main() -> ExitCode {
     let Cli { global, verb } = Cli::parse();
     let outcome = match verb {
         Verb::Client(verb) => return client::run(*verb, &global),
+        Verb::Mcp(args) => return mcp::run(&args, &global),
         Verb::Shim { folder } => return viv_sandbox::shim::main(&folder),
         Verb::NetProbe { id, log } => return viv_sandbox::network::probe::main(id, &log),
         Verb::CriuProbe { criu, folder, entered } => {

@@ -256,7 +256,7 @@ fn x6_exit_signal_memory_agent_and_sandbox_are_told_apart() {
     assert_eq!(ended(&daemon, &id, &missing.id).cause.as_deref(), Some("not_started"));
     daemon.remove(&id);
 
-    for (agent, cause) in [(true, "crashed"), (false, "supervisor_lost")] {
+    for (agent, cause) in [(true, "agent_died"), (false, "supervisor_lost")] {
         let id = daemon.create().id;
         let runs = daemon.sandbox(&id).start(&sh("sleep 1000"), None).unwrap();
         let host = daemon.host(&id);

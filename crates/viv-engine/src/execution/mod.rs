@@ -134,8 +134,12 @@ impl Engine {
         sandbox: &SandboxId,
         execution: &ExecutionId,
     ) -> Result<Option<Execution>, EngineError> {
-        let stored = self.inner.store.execution(sandbox, execution).await?;
         let news = self.inner.executions.ledger.pending(sandbox, execution);
+        // What was started here a moment ago is known in full.
+        if let Some(row) = news.as_ref().filter(|row| !row.is_open() && row.is_asked()) {
+            return Ok(Some(row.clone()));
+        }
+        let stored = self.inner.store.execution(sandbox, execution).await?;
         let Some(mut row) = newest(stored, news) else { return Ok(None) };
         self.settled(&mut row).await?;
         Ok(Some(row))

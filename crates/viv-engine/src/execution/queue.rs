@@ -397,13 +397,13 @@ impl Engine {
 
 async fn serve(engine: Engine, sandbox: SandboxId, bell: Arc<Notify>) {
     let inner = &engine.inner;
-    let changes = inner.bell(&sandbox);
+    let moves = inner.bell(&sandbox);
     let mut ending = inner.ending();
     loop {
         if let Some(queue) = inner.executions.queues.lock().get_mut(&sandbox) {
             queue.again = false;
         }
-        let mut changed = pin!(changes.notified());
+        let mut changed = pin!(moves.notified());
         changed.as_mut().enable();
         let look_at_ms = match engine.serve_once(&sandbox).await {
             Ok(Some(at_ms)) => at_ms,

@@ -54,12 +54,7 @@ async fn output(
 ) -> Answer {
     let execution: ExecutionId = params.get("execution")?;
     let generation = target.generation(&state, query.generation).await?;
-    let sandbox = target.living(&state, query.generation).await?;
-    let row = state.engine().execution_row(&sandbox, &execution).await?;
-    let source = match row {
-        Some(row) if !row.may_run() => Source::Queued(row),
-        row => open(&state, &target, generation, &execution, &query, row).await?,
-    };
+    let source = open(&state, &target, generation, &execution, &query).await?;
     let clock = state.clone();
     let alive = move || line(&OutputLine::Alive(OutputAlive { alive_at_ms: clock.engine().now_ms() })).into();
     let every = state.bounds().heartbeat;
@@ -76,19 +71,16 @@ enum Source {
     Row { row: Row, source: Told },
 }
 
-/// Finds the output of one that was started.
+/// Finds an output: at who runs it, or ran it and is still there; else by its row.
 async fn open(
     state: &ServerState,
     target: &Target,
     generation: Option<Generation>,
     execution: &ExecutionId,
     query: &OutputQuery,
-    row: Option<Row>,
 ) -> Answer<Source> {
-    let handle = state.engine().look_into(&target.project, &target.which, generation).await;
-    let here = |handle: &Handle| row.as_ref().is_none_or(|row| row.generation == handle.generation());
-    let refused = match handle {
-        Ok(handle) if here(&handle) => match begin(&handle, execution, query).await {
+    let refused = match state.engine().look_into(&target.project, &target.which, generation).await {
+        Ok(handle) => match begin(&handle, execution, query).await {
             Ok(source) => {
                 let frozen = is_frozen(state, &handle).await;
                 return Ok(Source::Handle { handle, source, frozen });
@@ -96,12 +88,14 @@ async fn open(
             Err(error @ EngineError::Provider(ProviderError::NotFound { .. } | ProviderError::Absent)) => error,
             Err(error) => return Err(error.into()),
         },
-        Ok(_) => EngineError::Provider(ProviderError::NotFound { what: format!("execution {execution}") }),
         Err(error @ EngineError::NotRunning { .. }) => error,
         Err(error) => return Err(error.into()),
     };
-    // Nobody runs it any more, or it was forgotten there.
-    let Some(row) = row else { return Err(refused.into()) };
+    let sandbox = target.living(state, None).await?;
+    let Some(row) = state.engine().execution_row(&sandbox, execution).await? else { return Err(refused.into()) };
+    if row.queued().is_some() {
+        return Ok(Source::Queued(row));
+    }
     let kept = state.engine().kept_output(&row.sandbox, execution).await?.unwrap_or_default();
     let whole = || Told(kept.since(0).collect());
     let offset = match query.tail {
@@ -149,11 +143,10 @@ async fn begin(
 async fn told(state: ServerState, target: Target, query: OutputQuery, source: Source, out: Pieces) {
     let source = match source {
         Source::Queued(row) if query.follow && query.search.is_none() => {
-            let started = match state.engine().wait_started(&row.sandbox, &row.id).await {
-                Ok(row) => row,
-                Err(error) => return tracing::debug!(component = "server", %error, "output broke off"),
-            };
-            match open(&state, &target, None, &row.id, &query, Some(started)).await {
+            if let Err(error) = state.engine().wait_started(&row.sandbox, &row.id).await {
+                return tracing::debug!(component = "server", %error, "output broke off");
+            }
+            match open(&state, &target, None, &row.id, &query).await {
                 Ok(source) => source,
                 // The reader attaches again, and is told why.
                 Err(_) => return,

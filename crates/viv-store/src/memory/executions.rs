@@ -103,10 +103,14 @@ impl State {
     pub(super) fn retain_executions(&mut self, before_ms: u64, limit: usize) -> usize {
         let old = self.outputs.iter().filter(|(_, kept)| kept.kept_at_ms < before_ms);
         let old: Vec<_> = old.map(|(place, _)| place.clone()).take(limit).collect();
-        old.iter().for_each(|place| drop(self.outputs.remove(place)));
+        for place in &old {
+            self.outputs.remove(place);
+        }
         let ended = self.executions.iter().filter(|(_, row)| row.ended_at_ms().is_some_and(|at_ms| at_ms < before_ms));
         let ended: Vec<_> = ended.map(|(place, _)| place.clone()).take(limit - old.len()).collect();
-        ended.iter().for_each(|place| drop(self.executions.remove(place)));
+        for place in &ended {
+            self.executions.remove(place);
+        }
         old.len() + ended.len()
     }
 }
