@@ -84,7 +84,7 @@ fn a_second(client: &Client, id: &viv_core::SandboxId, rounds: usize) -> f64 {
             });
         }
     });
-    (2 * rounds) as f64 / began.elapsed().as_secs_f64()
+    f64::from(u32::try_from(2 * rounds).unwrap_or(u32::MAX)) / began.elapsed().as_secs_f64()
 }
 
 /// The answer comes when every process of it was seen to be gone.

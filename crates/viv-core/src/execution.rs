@@ -497,9 +497,9 @@ mod tests {
     }
 
     fn row(sandbox: &Sandbox, state: ExecState) -> Execution {
-        let stage = Stage::Started { status: status(state), concluded: false };
+        let started = Stage::Started { status: status(state), concluded: false };
         let spec = ExecSpec { argv: vec!["x".to_owned()], ..ExecSpec::default() };
-        Execution::asked("exe_1".parse().unwrap(), sandbox.into(), &spec, Actor::part("me"), 5, stage)
+        Execution::asked("exe_1".parse().unwrap(), sandbox.into(), &spec, Actor::part("me"), 5, started)
     }
 
     fn hibernated() -> Phase {

@@ -440,7 +440,7 @@ mod tests {
             origin: None,
             by: Actor::part("test"),
         };
-        let mut record = Sandbox::create(new, Moment { now_ms: 0, timings: &Timings::default() });
+        let mut record = Sandbox::create(new, Moment { now_ms: 0, timings: &Timings::default(), no_memory: None });
         (record.phase, record.phase_since_ms, record.active_at_ms) = (phase, active_at_ms, active_at_ms);
         record
     }

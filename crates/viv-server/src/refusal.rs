@@ -106,18 +106,12 @@ fn told(error: EngineError) -> ApiError {
     let message = error.to_string();
     let details = ErrorDetails::default();
     match error {
-        EngineError::NotFound { which } => {
-            ApiError::not_found(format!("the sandbox {which}")).hint("viv ps lists those that there are")
-        }
-        EngineError::NoSchedule { which } => {
-            ApiError::not_found(format!("the schedule {which}")).hint("viv schedule ls lists those that there are")
-        }
+        EngineError::NotFound { which } => none_of("sandbox", &which, "viv ps"),
+        EngineError::NoSchedule { which } => none_of("schedule", &which, "viv schedule ls"),
         EngineError::ScheduleBusy { .. } | EngineError::TaskBusy { .. } => {
             ApiError::new(ErrorCode::Conflict, message).hint("wait until it has ended")
         }
-        EngineError::NoTask { which } => {
-            ApiError::not_found(format!("the task {which}")).hint("viv task ls lists those that there are")
-        }
+        EngineError::NoTask { which } => none_of("task", &which, "viv task ls"),
         EngineError::TaskDenied { why, .. } => ApiError::new(ErrorCode::Conflict, message).hint(task_hint(why)),
         EngineError::Draining => ApiError::new(ErrorCode::Draining, message)
             .hint("viv drain --status says how far it is, viv undrain ends it"),
@@ -159,9 +153,7 @@ fn told(error: EngineError) -> ApiError {
         EngineError::Quota { limit, used, max } => {
             ApiError::quota_exceeded(limit, max, used).hint("remove what is not needed (viv ps, viv rm)")
         }
-        EngineError::NoSnapshot { which } => {
-            ApiError::not_found(format!("the snapshot {which}")).hint("viv snapshot ls lists those that there are")
-        }
+        EngineError::NoSnapshot { which } => none_of("snapshot", &which, "viv snapshot ls"),
         EngineError::SnapshotInUse { by, .. } => {
             let used_by = Some(by.iter().map(ToString::to_string).collect());
             let details = ErrorDetails { used_by, ..details };
@@ -205,6 +197,10 @@ fn told(error: EngineError) -> ApiError {
                 .hint("viv logs --daemon says more; nothing was changed")
         }
     }
+}
+
+fn none_of(kind: &str, which: &impl std::fmt::Display, listed_by: &str) -> ApiError {
+    ApiError::not_found(format!("the {kind} {which}")).hint(format!("{listed_by} lists those that there are"))
 }
 
 fn task_hint(why: TaskDenial) -> &'static str {

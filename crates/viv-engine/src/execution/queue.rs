@@ -346,7 +346,7 @@ impl Engine {
     /// That it is started in this instance is written down.
     async fn start_marked(&self, handle: &Handle, row: Execution, queued: &Queued) -> Result<Tried, EngineError> {
         let inner = &self.inner;
-        match handle.start(&row.id, &queued.spec).await {
+        match handle.clone().used_by(row.by.clone()).start(&row.id, &queued.spec).await {
             Ok(status) => {
                 inner.reached("execution.started");
                 let row = super::started(row, status, inner.clock.now_ms());

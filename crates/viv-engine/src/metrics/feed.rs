@@ -78,7 +78,7 @@ impl Feed {
             "sandbox.created" => metrics.count(&family::CREATED, &[]),
             "sandbox.save_failed" => metrics.count(&family::SAVES_FAILED, &[]),
             "orphan.collected" => metrics.count(&family::ORPHANS_COLLECTED, &[]),
-            kind if kind.starts_with("task.") => task(line, metrics),
+            "task.ended" => task(line, metrics),
             _ => {}
         }
         let Some(sandbox) = &line.sandbox else { return };
@@ -178,7 +178,7 @@ impl Known {
 fn task(line: &NewLine, metrics: &Metrics) {
     const OVER: [&str; 8] =
         ["succeeded", "failed", "stopped", "timed_out", "inactive", "step_limit", "effect_unknown", "lost"];
-    let said = ["to", "state"].into_iter().find_map(|word| line.data.get(word).and_then(|value| value.as_str()));
+    let said = line.data.get("state").and_then(|value| value.as_str());
     let Some(state) = said.and_then(|said| OVER.into_iter().find(|over| *over == said)) else { return };
     metrics.count(&family::TASKS, &[state]);
     metrics.count(&family::TASKS_ALL, &[]);
@@ -249,8 +249,8 @@ mod tests {
         let metrics = Metrics::default();
         for (state, times) in [("running", 3), ("succeeded", 2), ("inactive", 1), ("timed_out", 1)] {
             for _ in 0..times {
-                let mut line = line(1, 0, "task.moved", None, &Cause::Requested);
-                line.data = serde_json::json!({ "to": state });
+                let mut line = line(1, 0, "task.ended", None, &Cause::Requested);
+                line.data = serde_json::json!({ "state": state });
                 task(&line, &metrics);
             }
         }

@@ -19,8 +19,8 @@ pub(crate) struct Args {
     /// Of all sandboxes, newest first
     #[arg(long, short)]
     all: bool,
-    /// Only those in this state: queued, running, suspended, exited, signalled, oom_killed, failed, cancelled, timed_out
-    /// or lost
+    /// Only those in this state: `queued`, `running`, `suspended`, `exited`, `signalled`, `oom_killed`, `failed`,
+    /// `cancelled`, `timed_out` or `lost`
     #[arg(long, value_name = "STATE", value_parser = state)]
     state: Option<ExecutionState>,
     /// Show at most this many

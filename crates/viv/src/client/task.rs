@@ -1,5 +1,6 @@
 //! `viv task`
 
+use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::thread;
@@ -225,7 +226,7 @@ fn begin(args: Run, daemon: &Daemon) -> anyhow::Result<ExitCode> {
     if args.how.command.is_empty() && args.how.step.is_empty() {
         return Err(Failure::usage("a task runs a command, and there is none").hint("viv task run -- COMMAND").into());
     }
-    let (argv, steps, limits) = (args.how.argv()?, args.how.steps()?, args.how.limits()?);
+    let (command, steps, limits) = (args.how.argv()?, args.how.steps()?, args.how.limits()?);
     let create = match &args.sandbox {
         Some(_) => None,
         None => Some(Box::new(args.new.request(None, None)?)),
@@ -234,7 +235,7 @@ fn begin(args: Run, daemon: &Daemon) -> anyhow::Result<ExitCode> {
     let request = CreateTask {
         sandbox: args.sandbox,
         create,
-        argv,
+        argv: command,
         steps,
         env: CommandEnv::default(),
         cwd: args.how.cwd.clone(),
@@ -372,7 +373,6 @@ fn verdict(task: &Task) -> (u8, Option<String>) {
     let message = ending.and_then(|ending| ending.message.clone()).map_or_else(String::new, |what| format!(": {what}"));
     let why = Some(format!("{}{message}", task.state));
     match task.state {
-        TaskState::Succeeded => (OK, None),
         TaskState::Failed => {
             let code = task.steps.iter().filter_map(|step| step.exit_code).find(|code| *code != 0);
             (code.map_or(FAILED, |code| code as u8), why)
@@ -385,7 +385,11 @@ fn verdict(task: &Task) -> (u8, Option<String>) {
             (FAILED, Some(format!("ended, and whether it did {} is not known{message}", unknown.join(", "))))
         }
         TaskState::Lost => (NOT_THE_COMMAND, why),
-        TaskState::Queued | TaskState::Preparing | TaskState::Running | TaskState::Committing => (OK, None),
+        TaskState::Succeeded
+        | TaskState::Queued
+        | TaskState::Preparing
+        | TaskState::Running
+        | TaskState::Committing => (OK, None),
     }
 }
 
@@ -408,10 +412,10 @@ fn stopped(task: &Task) -> String {
     if let (Some(asked), Some(killed_at_ms)) = (asked, task.times.killed_at_ms) {
         let count = task.steps.iter().filter(|step| step.started_at_ms.is_some()).count();
         let gone = span(killed_at_ms.saturating_sub(asked.at_ms));
-        text += &format!("  {count} execution(s) seen gone {gone} after the stop");
+        let _ = write!(text, "  {count} execution(s) seen gone {gone} after the stop");
     }
     if let (Some(effect), false) = (asked.and_then(|stop| stop.effect_in_flight.as_ref()), task.state.is_final()) {
-        text += &format!("  effect_in_flight: {effect}");
+        let _ = write!(text, "  effect_in_flight: {effect}");
     }
     text
 }

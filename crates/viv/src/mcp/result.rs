@@ -30,14 +30,24 @@ pub(super) fn shown(what: &impl Serialize, rest: &str) -> anyhow::Result<CallToo
     Ok(result)
 }
 
+/// Where a character begins, here or before.
+pub(super) fn boundary_before(text: &str, at: usize) -> usize {
+    (0..=at.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
+}
+
+/// Where a character begins, here or after.
+pub(super) fn boundary_after(text: &str, at: usize) -> usize {
+    (at..text.len()).find(|at| text.is_char_boundary(*at)).unwrap_or(text.len())
+}
+
 /// Its beginning and its end, and between how much is missing and where that is.
 pub(super) fn bounded(text: &str, rest: &str) -> String {
     if text.len() <= TEXT_BYTES_MAX {
         return text.to_owned();
     }
     let half = TEXT_BYTES_MAX / 2;
-    let head = text.floor_char_boundary(half);
-    let tail = text.ceil_char_boundary(text.len() - half);
+    let head = boundary_before(text, half);
+    let tail = boundary_after(text, text.len() - half);
     format!("{}\n[… {} bytes left out; all of it: {rest} …]\n{}", &text[..head], tail - head, &text[tail..])
 }
 

@@ -1,5 +1,6 @@
 //! Tools on sandboxes: create, ensure, list, diagnose, execute, read, write.
 
+use std::fmt::Write as _;
 use std::io::Read;
 
 use anyhow::Context;
@@ -14,7 +15,7 @@ use viv_api::execution::{Execution, ExecutionState, OutputLine, StartExecution, 
 use viv_api::query::{ListSandboxes, ReadFile, WriteFile};
 use viv_api::sandbox::{CreateSandbox, EnsureSandbox, Sandbox};
 
-use super::result::{TEXT_BYTES_MAX, failed, said, shown};
+use super::result::{TEXT_BYTES_MAX, boundary_after, boundary_before, failed, said, shown};
 use super::schema::{flag, map, number, object, sandbox, text, texts};
 use super::{Call, Entry};
 
@@ -245,14 +246,14 @@ impl Kept {
         let half = TEXT_BYTES_MAX / 2;
         let mut text = text;
         if self.tail.is_empty() && self.head.len() < half {
-            let split = text.floor_char_boundary(half - self.head.len());
+            let split = boundary_before(text, half - self.head.len());
             self.head.push_str(&text[..split]);
             text = &text[split..];
         }
         self.tail.push_str(text);
         // Now and then, so that it costs next to nothing.
         if self.tail.len() > 2 * TEXT_BYTES_MAX {
-            let from = self.tail.ceil_char_boundary(self.tail.len() - half);
+            let from = boundary_after(&self.tail, self.tail.len() - half);
             self.left_out += from;
             self.tail.drain(..from);
         }
@@ -260,7 +261,7 @@ impl Kept {
 
     fn whole(&self) -> (String, usize) {
         let half = TEXT_BYTES_MAX / 2;
-        let from = self.tail.ceil_char_boundary(self.tail.len().saturating_sub(half));
+        let from = boundary_after(&self.tail, self.tail.len().saturating_sub(half));
         let left_out = self.left_out + from;
         if left_out == 0 {
             return (format!("{}{}", self.head, self.tail), 0);
@@ -278,7 +279,7 @@ fn ended(end: &Execution, (output, left_out): &(String, usize), cut: u64) -> Cal
     };
     let mut text = output.clone();
     if *left_out > 0 || cut > 0 {
-        text.push_str(&format!("\n[all that is kept: viv attach {} {}]", end.sandbox, end.id));
+        let _ = write!(text, "\n[all that is kept: viv attach {} {}]", end.sandbox, end.id);
     }
     let well = end.state == ExecutionState::Exited && end.exit_code == Some(0);
     let text = format!("{text}\n[{how}]");
@@ -311,7 +312,7 @@ fn read(call: &Call) -> anyhow::Result<CallToolResult> {
     let end = from + bytes.len() as u64;
     let mut content = String::from_utf8_lossy(&bytes).into_owned();
     if end < size {
-        content.push_str(&format!("\n[… {} bytes more, from offset {end} on …]", size - end));
+        let _ = write!(content, "\n[… {} bytes more, from offset {end} on …]", size - end);
     }
     let mut result = said(content);
     result.structured_content = Some(json!({ "path": path, "offset": from, "next_offset": end, "size": size }));
