@@ -30,7 +30,8 @@ def before_call(ctx, case, **kwargs):
         # What makes no sense is left as it is.
         if wait_ms is None or (type(wait_ms) is int and wait_ms > WAIT_MS_MAX):
             case.body["wait_ms"] = WAIT_MS_MAX
-    if operation == "runTask" and isinstance(case.body, dict) and case.body.get("sandbox") in OURS:
+    named = case.body.get("sandbox") if isinstance(case.body, dict) else None
+    if operation == "runTask" and isinstance(named, str) and named in OURS:
         # Its end would be that of what the others are about.
         case.body["sandbox"] = "nowhere"
     sandbox = (case.path_parameters or {}).get("sandbox")

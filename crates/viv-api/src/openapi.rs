@@ -7,8 +7,8 @@ use utoipa::openapi::{Ref, RefOr, Type};
 use utoipa::{PartialSchema, ToSchema};
 
 use crate::{
-    alert, bound, cleanup, daemon, diagnosis, error, event, execution, file, key, limits, page, resources, sandbox,
-    schedule, service, snapshot, stats, task,
+    alert, bound, checkpoint, cleanup, daemon, diagnosis, error, event, execution, file, key, limits, page, reconcile,
+    resources, sandbox, schedule, service, snapshot, stats, task,
 };
 
 /// A whole number with a range. The format is told so that clients pick a type that holds it.
@@ -144,13 +144,14 @@ macro_rules! all {
 #[expect(clippy::too_many_lines, reason = "a list")]
 pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
     use bound::{
-        ComponentName, Cursor, FileMode, GenerationNumber, IdempotencyKey, KeyId, LabelFilter, LeaseName, ListDepth,
-        LogBytes, Offset, PageLimit, Path, SandboxName, SandboxRef, ScheduleRef, SearchText, Sequence, SnapshotRef,
-        StepNumber, TailLines, TaskRef, UserName, WaitMs,
+        ComponentName, Cursor, EventKind, FileMode, GenerationNumber, IdempotencyKey, KeyId, LabelFilter, LeaseName,
+        ListDepth, LogBytes, Offset, PageLimit, Path, SandboxName, SandboxRef, ScheduleRef, SearchText, Sequence,
+        SnapshotRef, StepNumber, TailLines, TaskRef, UserName, WaitMs,
     };
     all![
         ComponentName,
         Cursor,
+        EventKind,
         FileMode,
         GenerationNumber,
         IdempotencyKey,
@@ -173,6 +174,7 @@ pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
         TaskRef,
         UserName,
         WaitMs,
+        checkpoint::CheckpointCheck,
         daemon::Doctor,
         daemon::Health,
         daemon::LogLevel,
@@ -214,6 +216,8 @@ pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
         page::Page<sandbox::TimelineEntry>,
         page::Page<snapshot::Snapshot>,
         page::Page<task::Task>,
+        reconcile::Reconcile,
+        reconcile::Reconciled,
         resources::Resources,
         sandbox::Activity,
         sandbox::CreateSandbox,

@@ -10,9 +10,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::cause::EndCause;
 use crate::exec::{ExecSpec, ExecState, ExecStatus, OutputEvent, Stream};
 use crate::id::{ExecutionId, Generation, SandboxId};
-use crate::lifecycle::{Actor, HIBERNATED, Phase, Sandbox};
+use crate::lifecycle::{Actor, HIBERNATED, MEMORY_NOT_RESTORED, Memory, Phase, Sandbox};
 use crate::spec::Project;
 
 /// An execution as it is recorded.
@@ -202,7 +203,13 @@ impl Execution {
             (Stage::Started { .. }, Stage::Queued(_)) => false,
             (Stage::Queued(_), _) => true,
             (Stage::Started { status, concluded }, Stage::Started { status: told, concluded: guessed }) => {
+                // Why an instance ended is not why it was to end: the record knows that, and whether it goes on (X5).
+                let only_lost = matches!(told.state, ExecState::Lost { .. });
                 match (status.state.is_final(), told.state.is_final()) {
+                    (false, true) if status.state == ExecState::Suspended && only_lost && !guessed => false,
+                    // It was started after all.
+                    (true, true) if *concluded && is_start(&status.state) => true,
+                    (true, true) if only_lost && matches!(status.state, ExecState::Lost { .. }) => false,
                     (false, _) => news.generation >= self.generation,
                     (true, true) => *concluded && !guessed,
                     // It is there again, in another instance, with its memory; or it started after all.
@@ -246,6 +253,21 @@ impl Execution {
         self.learnt_at_ms = now_ms;
     }
 
+    /// The same, if its instance was ended to be saved, as the record tells that: suspended with its memory, or lost (X5).
+    #[must_use]
+    pub fn as_saved(&self, sandbox: &Sandbox) -> Self {
+        let mut told = self.clone();
+        if let Stage::Started { status, .. } = &mut told.stage
+            && matches!(&status.state, ExecState::Lost { cause } if cause == EndCause::Saved.code())
+        {
+            let goes_on = sandbox.suspends() && self.generation == sandbox.generation;
+            status.state =
+                if goes_on { ExecState::Suspended } else { ExecState::Lost { cause: HIBERNATED.to_owned() } };
+            status.ended_at_ms = status.ended_at_ms.filter(|_| !goes_on);
+        }
+        told
+    }
+
     /// What its sandbox's record says about it: ended, if its instance cannot live any more. Whether that is news.
     ///
     /// A lost instance may come back as it was (L15), so it says nothing yet.
@@ -266,19 +288,24 @@ impl Execution {
         };
         let replaced = sandbox.generation > started_in;
         // What is saved with its memory is not running, and not lost before another instance goes without it.
-        let runs = self.status().is_none_or(|status| status.state == ExecState::Running);
+        let suspended = self.status().is_some_and(|status| status.state == ExecState::Suspended);
+        let goes_on = matches!(sandbox.memory, Some(Memory::Saving | Memory::Kept { .. } | Memory::Restored { .. }));
         let ended = match &sandbox.phase {
-            Phase::Hibernating { .. } | Phase::Hibernated { .. } | Phase::Stopping { .. } => runs,
             Phase::Stopped => true,
-            Phase::Provisioning { .. } | Phase::Resuming { .. } => replaced && runs,
-            Phase::Verifying { .. } | Phase::Ready | Phase::Frozen { .. } | Phase::Lost | Phase::Failed { .. } => {
-                replaced
-            }
+            _ if suspended => !goes_on,
+            Phase::Hibernating { .. } | Phase::Hibernated { .. } | Phase::Stopping { .. } => true,
+            Phase::Provisioning { .. }
+            | Phase::Resuming { .. }
+            | Phase::Verifying { .. }
+            | Phase::Ready
+            | Phase::Frozen { .. }
+            | Phase::Lost
+            | Phase::Failed { .. } => replaced,
         };
         if !ended && !over {
             return false;
         }
-        if let (Phase::Hibernating { .. }, Some(status)) = (&sandbox.phase, self.status()) {
+        if let (Phase::Hibernating { .. }, Some(status), false) = (&sandbox.phase, self.status(), suspended) {
             let status = sandbox.execution(status.clone());
             let concluded = status.state.is_final();
             self.learnt_at_ms = sandbox.phase_since_ms;
@@ -288,6 +315,9 @@ impl Execution {
         let cause = match (&self.stage, &sandbox.phase) {
             (Stage::Queued(_), _) => START_UNKNOWN,
             (Stage::Started { .. }, Phase::Hibernating { .. } | Phase::Hibernated { .. }) => HIBERNATED,
+            (Stage::Started { .. }, _) if suspended || matches!(sandbox.memory, Some(Memory::NotRestored { .. })) => {
+                MEMORY_NOT_RESTORED
+            }
             (Stage::Started { .. }, _) => sandbox.cause.cause.code(),
         };
         self.end(ExecState::Lost { cause: cause.to_owned() }, sandbox.phase_since_ms, true);
@@ -300,7 +330,13 @@ fn is_start(state: &ExecState) -> bool {
     match state {
         ExecState::Failed { .. } => true,
         ExecState::Lost { cause } => cause == START_UNKNOWN,
-        _ => false,
+        ExecState::Running
+        | ExecState::Suspended
+        | ExecState::Exited { .. }
+        | ExecState::Signalled { .. }
+        | ExecState::OomKilled
+        | ExecState::Cancelled
+        | ExecState::TimedOut => false,
     }
 }
 
@@ -523,6 +559,34 @@ mod tests {
         assert!(matches!(settled(&deleted), Some(ExecState::Lost { .. })));
         let mut ended = row(&ready, ExecState::Exited { code: 3 });
         assert!(!ended.settle(&hibernated));
+    }
+
+    #[test]
+    fn x5_what_was_suspended_ends_when_another_instance_goes_without_its_memory() {
+        let snapshot = || "snp_1".parse().unwrap();
+        let ready = sandbox();
+        let hibernated = |memory| Sandbox { phase: hibernated(), memory: Some(memory), ..ready.clone() };
+        let kept = hibernated(Memory::Kept { snapshot: snapshot() });
+        let saved = row(&ready, ExecState::Lost { cause: EndCause::Saved.code().to_owned() });
+        let suspended = saved.as_saved(&kept);
+        assert_eq!(suspended.status().unwrap().state, ExecState::Suspended);
+        assert!(!suspended.clone().settle(&kept));
+        assert_eq!(suspended.learn(&saved), None, "why its instance ended is no news");
+
+        let restored = Memory::Restored { snapshot: snapshot() };
+        let next = Sandbox { generation: ready.generation.next(), memory: Some(restored), ..ready.clone() };
+        assert!(!suspended.clone().settle(&next), "it goes on there");
+        let without = Memory::NotRestored { snapshot: snapshot(), why: "torn".to_owned() };
+        let next = Sandbox { memory: Some(without), ..next };
+        let mut lost = suspended.clone();
+        assert!(lost.settle(&next));
+        assert_eq!(lost.status().unwrap().state, ExecState::Lost { cause: MEMORY_NOT_RESTORED.to_owned() });
+
+        let not_saved = hibernated(Memory::NotSaved { why: "no room".to_owned() });
+        assert_eq!(
+            saved.as_saved(&not_saved).status().unwrap().state,
+            ExecState::Lost { cause: HIBERNATED.to_owned() }
+        );
     }
 
     #[test]

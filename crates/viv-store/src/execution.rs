@@ -56,9 +56,10 @@ pub struct KeptBytes {
 /// What is written when this is told: nothing when it is no news, or is of no sandbox.
 pub(crate) fn learnt(known: Option<&Execution>, news: &Execution, sandbox: Option<&Sandbox>) -> Option<Execution> {
     let sandbox = sandbox?;
+    let news = news.as_saved(sandbox);
     let mut row = match known {
-        None => Execution { version: 1, ..news.clone() },
-        Some(known) => known.learn(news)?,
+        None => Execution { version: 1, ..news },
+        Some(known) => known.learn(&news)?,
     };
     row.settle(sandbox);
     (known != Some(&row)).then_some(row)

@@ -261,7 +261,12 @@ impl Stage {
         let runaway =
             sandbox.executions_all().map(Result::unwrap).find(|one| one.argv.iter().any(|word| word == RUNAWAY));
         let runaway = runaway.expect("what ran is told");
-        assert_eq!((runaway.state, runaway.message.as_deref()), (ExecutionState::Lost, Some("hibernated")), "X5");
+        // Who watches the disk may end it before the stop does.
+        let told = runaway.message.as_deref();
+        assert!(
+            runaway.state == ExecutionState::Lost && matches!(told, Some("hibernated" | "disk_full")),
+            "{runaway:#?}"
+        );
     }
 
     fn clear_away(self) {

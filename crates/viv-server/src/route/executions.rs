@@ -12,9 +12,9 @@ use viv_api::execution::{Execution, ExecutionState, SendSignal, StartExecution, 
 use viv_api::page::Page;
 use viv_api::path;
 use viv_api::query::{ListAllExecutions, ListExecutions, OfGeneration};
-use viv_core::exec::{ExecSpec, ExecStatus};
+use viv_core::exec::{ExecSpec, ExecState, ExecStatus};
 use viv_core::execution::Execution as Row;
-use viv_core::lifecycle::{EntryKind, Phase, Sandbox};
+use viv_core::lifecycle::{EntryKind, Memory, Phase, Sandbox};
 use viv_core::{ExecutionId, Generation, SandboxId};
 use viv_engine::{EngineError, Handle, QueueRequest, Which};
 use viv_provider::ProviderError;
@@ -336,7 +336,10 @@ async fn get(
     let record = target.record(&state, query.generation).await?;
     let row = state.engine().execution_row(&record.id, &execution).await?;
     // What waits, and what ran in an instance that is gone, is told by who remembers it (X5).
-    let here = row.as_ref().is_none_or(|row| row.may_run() && row.generation == record.generation);
+    // What was suspended goes on in the instance that its memory was restored into.
+    let restored = matches!(record.memory, Some(Memory::Restored { .. }));
+    let goes_on = |row: &Row| restored && row.status().is_some_and(|status| status.state == ExecState::Suspended);
+    let here = row.as_ref().is_none_or(|row| goes_on(row) || row.may_run() && row.generation == record.generation);
     let lost = row.is_none() && record.lost_executions.iter().any(|lost| lost.status.id == execution);
     if (!here || lost)
         && let Some(past) = past(&state, &record, row.as_ref(), &execution)
@@ -357,7 +360,8 @@ async fn get(
         }
         Err(error) => return Err(error.into()),
     };
-    if let Some(row) = row.as_ref().filter(|row| row.is_open() && status.state.is_final()) {
+    let is_news = |row: &&Row| row.is_open() && (status.state.is_final() || row.generation != record.generation);
+    if let Some(row) = row.as_ref().filter(is_news) {
         learn(&state, &record, &BTreeMap::from([(execution.clone(), row.clone())]), std::slice::from_ref(&status));
     }
     let frozen = matches!(record.phase, Phase::Frozen { .. });
