@@ -23,6 +23,7 @@ use support::disk::Disk;
 use support::restart::House;
 use support::{eventually_within, is_alive, pids};
 use viv_api::ErrorCode;
+use viv_api::alert::AlertState;
 use viv_api::bound::{SandboxName, WaitMs};
 use viv_api::client::ClientError;
 use viv_api::execution::{ExecutionState, StartExecution, TimeLimit};
@@ -252,6 +253,15 @@ impl Stage {
         self.daemon.viv().args(words).output().unwrap()
     }
 
+    /// Nobody has to look for it: an alert fires by itself, and says what helps (L10, O5).
+    fn assert_alerted(&self) {
+        eventually_within(PATIENCE, "an alert fires", || {
+            let all = self.daemon.client().alerts().unwrap().items;
+            let firing = all.iter().find(|alert| alert.name == "save_failed" && alert.state == AlertState::Firing);
+            firing.is_some_and(|alert| alert.command.starts_with("viv "))
+        });
+    }
+
     /// It runs again as the next generation, with all that it had, and what ran is said to be lost.
     fn assert_whole(&self, generation: u64) {
         let back = self.daemon.sandbox(&self.id).ensure(&EnsureSandbox::default()).unwrap().into_sandbox();
@@ -305,6 +315,9 @@ fn stopped_on_a_full_disk(records: Records) {
     }
     stage.stop_in_vain(&runaway);
     stage.assert_stuck(Generation::FIRST);
+    if records == Records::Elsewhere {
+        stage.assert_alerted();
+    }
 
     // Without room, trying again changes nothing; it says so, and what to do.
     let told = complaint(&stage.viv(&["stop", "--retry", "runaway"]));

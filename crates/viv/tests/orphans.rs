@@ -9,7 +9,7 @@ use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::Signal;
@@ -22,6 +22,9 @@ use viv_provider::{Finding, FindingKind, InstanceSpec, InstanceState, Provider, 
 use viv_sandbox::cgroup::Layout;
 
 const LIFETIME: Duration = Duration::from_secs(600);
+
+/// What is left is seen by then.
+const FOUND_WITHIN: Duration = Duration::from_secs(30);
 
 /// The v2 hierarchy, or `None` with a word.
 fn v2() -> Option<PathBuf> {
@@ -79,6 +82,21 @@ async fn audit(ground: &Ground) -> Vec<Finding> {
     ground.provider.audit().await.unwrap()
 }
 
+/// What is found of this kind that names this. What is just ending is not among what is left, so it is looked for until
+/// it is there.
+async fn found(ground: &Ground, kind: FindingKind, what: &str) -> Vec<Finding> {
+    let until = Instant::now() + FOUND_WITHIN;
+    loop {
+        let all = audit(ground).await;
+        let found: Vec<_> = all.iter().filter(|one| one.kind == kind && one.what.contains(what)).cloned().collect();
+        if !found.is_empty() {
+            return found;
+        }
+        assert!(Instant::now() < until, "{kind} {what}: {all:#?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
 /// A sandbox that was here and is not any more: a fence remembers it.
 async fn gone(ground: &Ground) -> SandboxId {
     let sandbox = ground.create(LIFETIME).await;
@@ -88,9 +106,8 @@ async fn gone(ground: &Ground) -> SandboxId {
 
 /// Clears away what is of this kind and names this, and answers what was found.
 async fn found_and_cleared(ground: &Ground, kind: FindingKind, what: &str) -> Finding {
-    let all = audit(ground).await;
-    let found: Vec<_> = all.iter().filter(|one| one.kind == kind && one.what.contains(what)).cloned().collect();
-    assert_eq!(found.len(), 1, "{kind} {what}: {all:#?}");
+    let found = found(ground, kind, what).await;
+    assert_eq!(found.len(), 1, "{kind} {what}: {found:#?}");
     let swept = ground.provider.sweep(&found).await.unwrap();
     assert_eq!(swept.len(), 1);
     assert_eq!(swept[0].outcome, SweptAs::Gone, "{swept:?}");
@@ -251,8 +268,7 @@ async fn j1_shims_and_agents_without_each_other_are_ended() {
 /// The same where one thing shows in several processes.
 async fn found_and_cleared_any(ground: &Ground, kind: FindingKind, what: &str) {
     let is_it = |one: &&Finding| one.kind == kind && one.what.contains(what);
-    let found: Vec<_> = audit(ground).await.iter().filter(is_it).cloned().collect();
-    assert!(!found.is_empty());
+    let found = found(ground, kind, what).await;
     let swept = ground.provider.sweep(&found).await.unwrap();
     assert!(swept.iter().all(|one| one.outcome == SweptAs::Gone), "{swept:?}");
     let again = audit(ground).await;
