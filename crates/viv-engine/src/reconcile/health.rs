@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::Semaphore;
 use viv_core::SandboxId;
 use viv_core::lifecycle::{Event, Finding, Phase};
 use viv_provider::InstanceRef;
@@ -19,10 +19,14 @@ const AT_ONCE: usize = 8;
 /// How long to wait before what is lost is looked for again, after a look that nobody answered.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
+/// Closed when a check is done. Unlike with `tokio::sync::watch`, which wakes those who wait in a random order, they go on
+/// in the order in which they came: a simulated world replays exactly.
+type Done = Arc<Semaphore>;
+
 /// Which checks are under way.
 #[derive(Debug)]
 pub(crate) struct Health {
-    under_way: Mutex<HashMap<SandboxId, watch::Receiver<bool>>>,
+    under_way: Mutex<HashMap<SandboxId, Done>>,
     permits: Semaphore,
 }
 
@@ -36,13 +40,13 @@ impl Default for Health {
 struct UnderWay {
     inner: Arc<Inner>,
     sandbox: SandboxId,
-    finish: watch::Sender<bool>,
+    done: Done,
 }
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
         self.inner.health.under_way.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.sandbox);
-        self.finish.send_replace(true);
+        self.done.close();
     }
 }
 
@@ -65,13 +69,13 @@ impl Inner {
     /// Checks it now, and answers when that is done. What began before it was asked for may have seen what is not so
     /// any more: that one is waited for, and the next one counts, which all share who asked meanwhile (T3).
     pub(crate) async fn check_health(self: &Arc<Self>, sandbox: &SandboxId) -> Result<(), EngineError> {
-        let (mut done, begun) = self.begin_check(sandbox);
-        // An error means that the checker is gone, which is as done as it gets.
-        let _ = done.wait_for(|done| *done).await;
+        let (done, begun) = self.begin_check(sandbox);
+        // It has no permits, so this ends when it is closed.
+        let _ = done.acquire().await;
         if begun == Begun::Before {
             // Whoever began this one did so after the other had ended, and so after it was asked for here.
-            let (mut done, _) = self.begin_check(sandbox);
-            let _ = done.wait_for(|done| *done).await;
+            let (done, _) = self.begin_check(sandbox);
+            let _ = done.acquire().await;
         }
         Ok(())
     }
@@ -98,15 +102,15 @@ impl Inner {
     }
 
     /// The check that is under way, or a new one. It runs by itself, so that a reader who goes away does not end it.
-    fn begin_check(self: &Arc<Self>, sandbox: &SandboxId) -> (watch::Receiver<bool>, Begun) {
+    fn begin_check(self: &Arc<Self>, sandbox: &SandboxId) -> (Done, Begun) {
         let mut under_way = self.health.under_way.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(done) = under_way.get(sandbox) {
             return (done.clone(), Begun::Before);
         }
-        let (finish, done) = watch::channel(false);
+        let done = Arc::new(Semaphore::new(0));
         under_way.insert(sandbox.clone(), done.clone());
         let (inner, sandbox) = (self.clone(), sandbox.clone());
-        let check = UnderWay { inner, sandbox, finish };
+        let check = UnderWay { inner, sandbox, done: done.clone() };
         tokio::spawn(async move {
             let UnderWay { inner, sandbox, .. } = &check;
             let began_ms = inner.clock.now_ms();
