@@ -1,33 +1,29 @@
 //! What is asked from inside, on simulated time: daemons that die at every point, crowds, and what it does not do.
 #![allow(missing_docs, reason = "tests")]
 
+mod daemons;
+
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use viv_chaos::Rng;
+use daemons::{EPOCH_MS, MINUTE, Place, paused};
 use viv_core::exec::{ExecSpec, ExecState, OutputEvent, Stream};
 use viv_core::lifecycle::{Actor, Phase};
 use viv_core::schedule::{MissedRuns, Schedule};
 use viv_core::spec::{Policy, Project, SandboxSpec};
 use viv_core::{ExecutionId, RequestId, SandboxId};
-use viv_engine::{
-    Clock, CreateRequest, Engine, EngineConfig, EngineError, Failpoint, FromInside, Inside, NewSchedule, Which,
-};
+use viv_engine::{CreateRequest, Engine, EngineConfig, EngineError, Failpoint, FromInside, Inside, NewSchedule, Which};
 use viv_provider::Provider;
-use viv_provider::sim::{SimClock, SimProvider};
-use viv_store::{JournalFilter, MemoryStore, Owner, ScheduleQuery, Store};
+use viv_store::{JournalFilter, ScheduleQuery, Store};
 
-const EPOCH_MS: u64 = 1_700_006_400_000;
-const MINUTE: Duration = Duration::from_secs(60);
-
-struct Place {
-    engine: Engine,
-    provider: SimProvider,
-    store: MemoryStore,
-    clock: Clock,
-    daemons: AtomicU32,
+/// One that hears those inside, and dies where it is told to.
+fn listening(failpoint: Option<Failpoint>) -> impl FnOnce(&mut EngineConfig) {
+    |config| {
+        config.failpoint = failpoint;
+        config.inside = Some(Inside(Arc::new(|engine, asked| Box::pin(answer(engine, asked)))));
+    }
 }
 
 /// `add`, or `rm ID`: the words do not matter here.
@@ -48,28 +44,6 @@ async fn answer(engine: Engine, asked: FromInside) -> String {
 }
 
 impl Place {
-    async fn new(failpoint: Option<Failpoint>) -> Self {
-        let ticking = SimClock::starting_at(EPOCH_MS);
-        let provider = SimProvider::new(ticking.clone());
-        tokio::spawn(async move {
-            loop {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                ticking.advance(50);
-            }
-        });
-        let (store, clock) = (MemoryStore::new(), Clock::showing(EPOCH_MS));
-        let engine = begin(1, &store, &provider, clock, failpoint).await;
-        Self { engine, provider, store, clock, daemons: AtomicU32::new(1) }
-    }
-
-    /// The daemon dies, and another one begins after a while.
-    async fn restart(&mut self, after: Duration) {
-        self.engine.shut_down();
-        tokio::time::sleep(after).await;
-        let number = self.daemons.fetch_add(1, Ordering::SeqCst) + 1;
-        self.engine = begin(number, &self.store, &self.provider, self.clock, None).await;
-    }
-
     async fn sandbox(&self, name: &str) -> SandboxId {
         let request = CreateRequest {
             project: Project::default(),
@@ -121,41 +95,6 @@ impl Place {
     }
 }
 
-async fn begin(
-    number: u32,
-    store: &MemoryStore,
-    provider: &SimProvider,
-    clock: Clock,
-    failpoint: Option<Failpoint>,
-) -> Engine {
-    let inside = Inside(Arc::new(|engine, asked| Box::pin(answer(engine, asked))));
-    begin_with(number, store, provider, clock, failpoint, Some(inside)).await
-}
-
-async fn begin_with(
-    number: u32,
-    store: &MemoryStore,
-    provider: &SimProvider,
-    clock: Clock,
-    failpoint: Option<Failpoint>,
-    inside: Option<Inside>,
-) -> Engine {
-    let name = format!("daemon {number}");
-    let owner = Owner { name, boot_id: "b".into(), pid: number, start_ticks: 0, epoch: 0, since_ms: EPOCH_MS };
-    let epoch = store.own(owner).await.unwrap();
-    let rng = Mutex::new(Rng::new(u64::from(number)));
-    let mut config = EngineConfig::new("sim".parse().unwrap(), format!("daemon {number}"));
-    config.failpoint = failpoint;
-    config.inside = inside;
-    let (store, provider) = (Arc::new(store.clone()), Arc::new(provider.clone()));
-    let draw = move || rng.lock().unwrap().bytes();
-    Engine::start(config, store, provider, epoch, clock, draw).await.unwrap()
-}
-
-fn paused(world: impl Future<Output = ()>) {
-    tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap().block_on(world);
-}
-
 /// A daemon that dies at this point, the first time.
 fn dying(point: &'static str) -> (Failpoint, Arc<AtomicBool>) {
     let reached = Arc::new(AtomicBool::new(false));
@@ -180,7 +119,7 @@ fn j4_a_daemon_that_dies_at_any_point_makes_one_schedule() {
     for (point, restarts) in points {
         paused(async {
             let (failpoint, reached) = dying(point);
-            let mut place = Place::new(Some(failpoint)).await;
+            let mut place = Place::beginning(50, listening(Some(failpoint))).await;
             let id = place.sandbox("box").await;
             let asking = place.ask(&id, "add").await;
             while !reached.load(Ordering::SeqCst) {
@@ -188,7 +127,7 @@ fn j4_a_daemon_that_dies_at_any_point_makes_one_schedule() {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
             if restarts {
-                place.restart(Duration::from_secs(1)).await;
+                place.followed(Duration::from_secs(1), listening(None)).await;
             }
             let made = place.told(&id, &asking).await.unwrap();
             let schedules = place.schedules(&id).await;
@@ -208,19 +147,17 @@ fn j4_a_daemon_that_dies_at_any_point_makes_one_schedule() {
 fn j4_a_daemon_that_dies_takes_a_schedule_away_once() {
     for point in ["inside.heard", "inside.done", "inside.answered"] {
         paused(async {
-            let mut place = Place::new(None).await;
+            let mut place = Place::beginning(50, listening(None)).await;
             let id = place.sandbox("box").await;
             let asking = place.ask(&id, "add").await;
             let made = place.told(&id, &asking).await.unwrap();
-            place.engine.shut_down();
             let (failpoint, reached) = dying(point);
-            place.engine = begin(9, &place.store, &place.provider, place.clock, Some(failpoint)).await;
+            place.followed(Duration::ZERO, listening(Some(failpoint))).await;
             let asking = place.ask(&id, &format!("rm {made}")).await;
             while !reached.load(Ordering::SeqCst) {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
-            place.daemons.store(9, Ordering::SeqCst);
-            place.restart(Duration::from_secs(1)).await;
+            place.followed(Duration::from_secs(1), listening(None)).await;
             assert_eq!(place.told(&id, &asking).await, Ok(made.clone()), "{point}");
             assert!(place.schedules(&id).await.is_empty());
             assert_eq!(place.lines("schedule.removed").await, 1, "{point}");
@@ -233,7 +170,7 @@ fn j4_a_daemon_that_dies_takes_a_schedule_away_once() {
 #[test]
 fn l17_nobody_reaches_into_another_sandbox() {
     paused(async {
-        let place = Place::new(None).await;
+        let place = Place::beginning(50, listening(None)).await;
         let (one, other) = (place.sandbox("one").await, place.sandbox("other").await);
         let asking = place.ask(&other, "add").await;
         let made = place.told(&other, &asking).await.unwrap();
@@ -248,7 +185,7 @@ fn l17_nobody_reaches_into_another_sandbox() {
 #[test]
 fn j7_a_crowd_inside_one_delays_no_other() {
     paused(async {
-        let place = Place::new(None).await;
+        let place = Place::beginning(50, listening(None)).await;
         let (loud, quiet) = (place.sandbox("loud").await, place.sandbox("quiet").await);
         let mut crowd = Vec::new();
         for _ in 0..50 {
@@ -269,15 +206,13 @@ fn j7_a_crowd_inside_one_delays_no_other() {
 #[test]
 fn l6_asking_is_no_activity() {
     paused(async {
-        let mut place = Place::new(None).await;
+        let mut place = Place::beginning(50, listening(None)).await;
         let id = place.sandbox("box").await;
-        place.engine.shut_down();
-        place.engine = begin_with(2, &place.store, &place.provider, place.clock, None, None).await;
+        place.followed(Duration::ZERO, |_| {}).await;
         let asking = place.ask(&id, "add").await;
         let before = place.store.get(&id).await.unwrap().unwrap();
         // Nobody listened; the next daemon does, and answers.
-        place.daemons.store(2, Ordering::SeqCst);
-        place.restart(Duration::from_secs(5)).await;
+        place.followed(Duration::from_secs(5), listening(None)).await;
         assert!(place.told(&id, &asking).await.unwrap().starts_with("sch_"));
         let after = place.store.get(&id).await.unwrap().unwrap();
         assert_eq!((after.active_at_ms, after.entry), (before.active_at_ms, before.entry));
@@ -287,7 +222,7 @@ fn l6_asking_is_no_activity() {
 #[test]
 fn l21_what_is_drained_or_does_not_run_takes_nothing_new() {
     paused(async {
-        let place = Place::new(None).await;
+        let place = Place::beginning(50, listening(None)).await;
         let id = place.sandbox("box").await;
         let asked = async |number: u8| FromInside {
             sandbox: place.store.get(&id).await.unwrap().unwrap(),

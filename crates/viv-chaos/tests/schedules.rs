@@ -1,59 +1,27 @@
 //! Schedules on simulated time (L17): a day of them, daemons that die at every point, and who is not to be woken.
 #![allow(missing_docs, reason = "tests")]
 
+mod daemons;
+
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use daemons::{EPOCH_MS, MINUTE, Place, paused};
 use viv_chaos::Rng;
 use viv_core::exec::ExecSpec;
 use viv_core::lifecycle::{Actor, EntryKind, Phase};
 use viv_core::schedule::{MissedRuns, RunOutcome, Schedule, SkipReason};
 use viv_core::spec::{Policy, Project, SandboxSpec};
 use viv_core::{SandboxId, ScheduleId};
-use viv_engine::{Clock, CreateRequest, Engine, EngineConfig, EngineError, Failpoint, NewSchedule, Which};
+use viv_engine::{CreateRequest, EngineError, Failpoint, NewSchedule, Which};
 use viv_provider::conformance::program::Program;
-use viv_provider::sim::{SimClock, SimProvider};
-use viv_store::{Change, Cursor, Epoch, JournalFilter, MemoryStore, Owner, Store};
+use viv_store::{Change, Cursor, JournalFilter, Store};
 
-/// Midnight, so that occurrences are easy to count.
-const EPOCH_MS: u64 = 1_700_006_400_000;
-const MINUTE: Duration = Duration::from_secs(60);
 const RUNS: &str = "/workspace/runs";
 
-struct Place {
-    engine: Engine,
-    epoch: Epoch,
-    provider: SimProvider,
-    store: MemoryStore,
-    clock: Clock,
-    daemons: AtomicU32,
-}
-
 impl Place {
-    async fn new(failpoint: Option<Failpoint>) -> Self {
-        let ticking = SimClock::starting_at(EPOCH_MS);
-        let provider = SimProvider::new(ticking.clone());
-        tokio::spawn(async move {
-            loop {
-                tokio::time::sleep(Duration::from_millis(250)).await;
-                ticking.advance(250);
-            }
-        });
-        let (store, clock) = (MemoryStore::new(), Clock::showing(EPOCH_MS));
-        let (engine, epoch) = begin(1, &store, &provider, clock, failpoint).await;
-        Self { engine, epoch, provider, store, clock, daemons: AtomicU32::new(1) }
-    }
-
-    /// The daemon dies, and another one begins after a while.
-    async fn restart(&mut self, after: Duration) {
-        self.engine.shut_down();
-        tokio::time::sleep(after).await;
-        let number = self.daemons.fetch_add(1, Ordering::SeqCst) + 1;
-        (self.engine, self.epoch) = begin(number, &self.store, &self.provider, self.clock, None).await;
-    }
-
     /// A persistent sandbox that was put to sleep by nobody in particular.
     async fn asleep(&self) -> SandboxId {
         let request = CreateRequest {
@@ -111,28 +79,6 @@ impl Place {
     }
 }
 
-async fn begin(
-    number: u32,
-    store: &MemoryStore,
-    provider: &SimProvider,
-    clock: Clock,
-    failpoint: Option<Failpoint>,
-) -> (Engine, Epoch) {
-    let name = format!("daemon {number}");
-    let owner = Owner { name, boot_id: "b".into(), pid: number, start_ticks: 0, epoch: 0, since_ms: EPOCH_MS };
-    let epoch = store.own(owner).await.unwrap();
-    let rng = Mutex::new(Rng::new(u64::from(number)));
-    let mut config = EngineConfig::new("sim".parse().unwrap(), format!("daemon {number}"));
-    config.failpoint = failpoint;
-    let (store, provider) = (Arc::new(store.clone()), Arc::new(provider.clone()));
-    let draw = move || rng.lock().unwrap().bytes();
-    (Engine::start(config, store, provider, epoch, clock, draw).await.unwrap(), epoch)
-}
-
-fn paused(world: impl Future<Output = ()>) {
-    tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap().block_on(world);
-}
-
 fn append() -> Program {
     Program::Append { path: RUNS.to_owned() }
 }
@@ -140,7 +86,7 @@ fn append() -> Program {
 #[test]
 fn l17_a_day_of_runs_wakes_runs_and_goes_back_each_time() {
     paused(async {
-        let place = Place::new(None).await;
+        let place = Place::beginning(250, |_| {}).await;
         let id = place.asleep().await;
         let schedule = place.every_five(&id, append(), MissedRuns::Skip).await;
         let before = *place.store.tail().borrow();
@@ -186,14 +132,14 @@ fn l17_a_daemon_that_dies_at_any_point_neither_loses_nor_repeats_a_run() {
             let failpoint = Failpoint(Arc::new(move |now| {
                 assert!(now != point || flag.swap(true, Ordering::SeqCst), "the daemon dies at {point}, as planned");
             }));
-            let mut place = Place::new(Some(failpoint)).await;
+            let mut place = Place::beginning(250, |config| config.failpoint = Some(failpoint)).await;
             let id = place.asleep().await;
             let schedule = place.every_five(&id, append(), MissedRuns::Once).await;
             while !reached.load(Ordering::SeqCst) {
                 assert!(place.engine.now_ms() < EPOCH_MS + 600_000, "{point} is never reached");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
-            place.restart(Duration::from_secs(20)).await;
+            place.followed(Duration::from_secs(20), |_| {}).await;
             // Two more are due after the one at which it died.
             tokio::time::sleep(MINUTE * 11).await;
             let kept = place.schedule(&schedule).await;
@@ -210,7 +156,7 @@ fn l17_a_day_with_daemons_that_die_at_random() {
     for seed in 1..=3 {
         paused(async {
             let mut rng = Rng::new(seed);
-            let mut place = Place::new(None).await;
+            let mut place = Place::beginning(250, |_| {}).await;
             let id = place.asleep().await;
             let schedule = place.every_five(&id, append(), MissedRuns::Once).await;
             for _ in 0..60 {
@@ -221,7 +167,7 @@ fn l17_a_day_with_daemons_that_die_at_random() {
                     rng.below(400_000)
                 };
                 tokio::time::sleep(Duration::from_millis(ms)).await;
-                place.restart(Duration::from_millis(rng.below(20_000))).await;
+                place.followed(Duration::from_millis(rng.below(20_000)), |_| {}).await;
             }
             tokio::time::sleep(MINUTE * 6).await;
             let kept = place.schedule(&schedule).await;
@@ -237,7 +183,7 @@ fn l17_a_day_with_daemons_that_die_at_random() {
 #[test]
 fn l9_who_was_stopped_by_a_user_is_not_woken() {
     paused(async {
-        let place = Place::new(None).await;
+        let place = Place::beginning(250, |_| {}).await;
         let id = place.asleep().await;
         let schedule = place.every_five(&id, append(), MissedRuns::Skip).await;
         place.engine.stop(&id, Actor::part("user")).await.unwrap();
@@ -270,7 +216,7 @@ fn l9_who_was_stopped_by_a_user_is_not_woken() {
 #[test]
 fn l17_who_was_used_by_somebody_else_stays_awake() {
     paused(async {
-        let place = Place::new(None).await;
+        let place = Place::beginning(250, |_| {}).await;
         let id = place.asleep().await;
         let schedule = place.every_five(&id, Program::Sleep { seconds: 30 }, MissedRuns::Skip).await;
         while place.phase(&id).await != Phase::Ready {
@@ -289,7 +235,7 @@ fn l17_who_was_used_by_somebody_else_stays_awake() {
 #[test]
 fn l17_a_run_that_is_still_going_keeps_the_next_from_beginning() {
     paused(async {
-        let place = Place::new(None).await;
+        let place = Place::beginning(250, |_| {}).await;
         let id = place.asleep().await;
         let schedule = place.every_five(&id, Program::Sleep { seconds: 12 * 60 }, MissedRuns::Skip).await;
         // Another one in the same sandbox, which ends first: it goes back only when both have ended.
@@ -310,10 +256,10 @@ fn l17_a_run_that_is_still_going_keeps_the_next_from_beginning() {
 fn l17_what_was_missed_is_made_up_for_by_policy() {
     for (missed, runs, skipped) in [(MissedRuns::Skip, 0, 1), (MissedRuns::Once, 1, 0), (MissedRuns::All, 6, 0)] {
         paused(async {
-            let mut place = Place::new(None).await;
+            let mut place = Place::beginning(250, |_| {}).await;
             let id = place.asleep().await;
             let schedule = place.every_five(&id, append(), missed).await;
-            place.restart(MINUTE * 32).await;
+            place.followed(MINUTE * 32, |_| {}).await;
             tokio::time::sleep(MINUTE).await;
             let kept = place.schedule(&schedule).await;
             assert_eq!((kept.runs, kept.skipped), (runs, skipped), "{missed:?}: {kept:?}");
@@ -325,7 +271,7 @@ fn l17_what_was_missed_is_made_up_for_by_policy() {
 #[test]
 fn l17_run_now_runs_once_and_is_refused_while_it_runs() {
     paused(async {
-        let place = Place::new(None).await;
+        let place = Place::beginning(250, |_| {}).await;
         let id = place.asleep().await;
         let schedule = place.every_five(&id, append(), MissedRuns::Skip).await;
         place.engine.run_schedule(&schedule, Actor::part("user")).await.unwrap();
@@ -342,14 +288,14 @@ fn l17_run_now_runs_once_and_is_refused_while_it_runs() {
 #[test]
 fn l21_a_drain_that_arrives_during_a_resume_waits_for_it() {
     paused(async {
-        let mut place = Place::new(None).await;
+        let mut place = Place::beginning(250, |_| {}).await;
         let id = place.asleep().await;
         let before = *place.store.tail().borrow();
         place.engine.ensure(&id, EntryKind::Ensure, Actor::part("user")).await.unwrap();
         assert!(matches!(place.phase(&id).await, Phase::Resuming { .. }));
         place.engine.drain(MINUTE, Actor::part("admin")).await.unwrap();
         // It holds over a daemon that dies, and nothing new is taken.
-        place.restart(Duration::from_secs(1)).await;
+        place.followed(Duration::from_secs(1), |_| {}).await;
         let refused = place.engine.ensure(&id, EntryKind::Ensure, Actor::part("user")).await;
         assert!(matches!(refused, Err(EngineError::Draining)), "{refused:?}");
         tokio::time::sleep(MINUTE).await;

@@ -1,11 +1,14 @@
 //! Tasks on simulated time (K1 to K7): daemons that die at every point, limits, turns, and switched gates.
 #![allow(missing_docs, reason = "tests")]
 
+mod daemons;
+
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use daemons::{EPOCH_MS, MINUTE, Place, paused};
 use viv_chaos::Rng;
 use viv_core::exec::{ExecSpec, ExecState};
 use viv_core::lifecycle::{Actor, EntryKind, Phase};
@@ -13,24 +16,21 @@ use viv_core::spec::{Policy, Project, SandboxSpec};
 use viv_core::task::{Came, EffectRule, MakeSandbox, NewTask, Task, TaskCause, TaskLimits, TaskState};
 use viv_core::{SandboxId, TaskId};
 use viv_engine::{
-    Clock, ContinueTask, CreateTask, Engine, EngineConfig, EngineError, Failpoint, FromInside, Gate, GateSetting,
-    Inside, Which,
+    ContinueTask, CreateTask, Engine, EngineConfig, EngineError, Failpoint, FromInside, Gate, GateSetting, Inside,
+    Which,
 };
 use viv_provider::Provider;
 use viv_provider::conformance::program::Program;
-use viv_provider::sim::{SimClock, SimProvider};
-use viv_store::{MemoryStore, Owner, Store};
+use viv_store::Store;
 
-const EPOCH_MS: u64 = 1_700_006_400_000;
-const MINUTE: Duration = Duration::from_secs(60);
 const RUNS: &str = "/workspace/runs";
 
-struct Place {
-    engine: Engine,
-    provider: SimProvider,
-    store: MemoryStore,
-    clock: Clock,
-    daemons: AtomicU32,
+/// One that hears those inside, set up otherwise where it is said.
+fn hearing(set_up: impl FnOnce(&mut EngineConfig)) -> impl FnOnce(&mut EngineConfig) {
+    |config| {
+        config.inside = Some(Inside(Arc::new(|engine, asked| Box::pin(answer(engine, asked)))));
+        set_up(config);
+    }
 }
 
 /// `step`, `push`, or `push done`: the words do not matter here.
@@ -52,48 +52,7 @@ async fn answer(engine: Engine, asked: FromInside) -> String {
     }
 }
 
-async fn begin(
-    number: u32,
-    store: &MemoryStore,
-    provider: &SimProvider,
-    clock: Clock,
-    set_up: impl FnOnce(&mut EngineConfig),
-) -> Engine {
-    let name = format!("daemon {number}");
-    let owner = Owner { name, boot_id: "b".into(), pid: number, start_ticks: 0, epoch: 0, since_ms: EPOCH_MS };
-    let epoch = store.own(owner).await.unwrap();
-    let rng = Mutex::new(Rng::new(u64::from(number)));
-    let mut config = EngineConfig::new("sim".parse().unwrap(), format!("daemon {number}"));
-    config.inside = Some(Inside(Arc::new(|engine, asked| Box::pin(answer(engine, asked)))));
-    set_up(&mut config);
-    let (store, provider) = (Arc::new(store.clone()), Arc::new(provider.clone()));
-    let draw = move || rng.lock().unwrap().bytes();
-    Engine::start(config, store, provider, epoch, clock, draw).await.unwrap()
-}
-
 impl Place {
-    async fn new(set_up: impl FnOnce(&mut EngineConfig)) -> Self {
-        let ticking = SimClock::starting_at(EPOCH_MS);
-        let provider = SimProvider::new(ticking.clone());
-        tokio::spawn(async move {
-            loop {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                ticking.advance(50);
-            }
-        });
-        let (store, clock) = (MemoryStore::new(), Clock::showing(EPOCH_MS));
-        let engine = begin(1, &store, &provider, clock, set_up).await;
-        Self { engine, provider, store, clock, daemons: AtomicU32::new(1) }
-    }
-
-    /// The daemon dies, and another one begins after a while.
-    async fn restart(&mut self, after: Duration) {
-        self.engine.shut_down();
-        tokio::time::sleep(after).await;
-        let number = self.daemons.fetch_add(1, Ordering::SeqCst) + 1;
-        self.engine = begin(number, &self.store, &self.provider, self.clock, |_| {}).await;
-    }
-
     fn new_task(&self, steps: Vec<ExecSpec>) -> NewTask {
         let policy = Policy { persistent: true, lifetime_ms: 86_400_000, ..Policy::default_for(None) };
         let make =
@@ -154,10 +113,6 @@ impl Place {
     }
 }
 
-fn paused(world: impl Future<Output = ()>) {
-    tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap().block_on(world);
-}
-
 fn program(program: &Program) -> ExecSpec {
     ExecSpec { argv: program.argv(), ..ExecSpec::default() }
 }
@@ -206,14 +161,14 @@ fn j4_a_daemon_that_dies_at_any_point_runs_every_step_once() {
     for point in points {
         paused(async {
             let (reached, set_up) = dies_at(point);
-            let mut place = Place::new(set_up).await;
+            let mut place = Place::beginning(50, hearing(set_up)).await;
             let new = place.new_task(vec![append(), append(), sleep(1)]);
             let id = new.id.clone();
             let engine = place.engine.clone();
             // Whoever asks dies with it, at the first of them.
             tokio::spawn(async move { engine.create_task(CreateTask { new, keyed: false }).await });
             until(&reached, &place, point).await;
-            place.restart(Duration::from_secs(5)).await;
+            place.followed(Duration::from_secs(5), hearing(|_| {})).await;
             let over = place.over(&id).await;
             assert_eq!(over.state, TaskState::Succeeded, "{point}: {over:#?}");
             let phase = place.store.get(&over.sandbox).await.unwrap().unwrap().phase;
@@ -232,7 +187,7 @@ fn k2_a_stop_is_carried_out_by_whoever_comes_next() {
             }
             paused(async {
                 let (reached, set_up) = dies_at(point);
-                let mut place = Place::new(set_up).await;
+                let mut place = Place::beginning(50, hearing(set_up)).await;
                 let stubborn = program(&Program::Stubborn { path: RUNS.to_owned() });
                 let new = NewTask { keep_alive, ..place.new_task(vec![stubborn, append()]) };
                 let task = place.run(new).await;
@@ -240,7 +195,7 @@ fn k2_a_stop_is_carried_out_by_whoever_comes_next() {
                 let (engine, id) = (place.engine.clone(), task.id.clone());
                 tokio::spawn(async move { engine.stop_task(&id, Actor::part("user")).await });
                 until(&reached, &place, point).await;
-                place.restart(Duration::from_secs(5)).await;
+                place.followed(Duration::from_secs(5), hearing(|_| {})).await;
                 let over = place.over(&task.id).await;
                 assert_eq!(over.state, TaskState::Stopped, "{point}: {over:#?}");
                 assert_eq!(over.executions.len(), 1, "{point}: no other step began");
@@ -255,7 +210,7 @@ fn k2_a_stop_is_carried_out_by_whoever_comes_next() {
 #[test]
 fn k2_a_stop_is_legal_before_anything_runs() {
     paused(async {
-        let place = Place::new(|_| {}).await;
+        let place = Place::beginning(50, hearing(|_| {})).await;
         for wait_ms in [0, 1, 10, 50, 100, 200, 400, 800] {
             let task = place.run(place.new_task(vec![sleep(1_000)])).await;
             tokio::time::sleep(Duration::from_millis(wait_ms)).await;
@@ -281,11 +236,11 @@ fn k4_each_limit_ends_it_in_its_own_way_also_over_a_restart() {
     for (limits, spec, state, cause) in cases {
         for restarts in [false, true] {
             paused(async {
-                let mut place = Place::new(|_| {}).await;
+                let mut place = Place::beginning(50, hearing(|_| {})).await;
                 let task = place.run(NewTask { limits, ..place.new_task(vec![spec.clone()]) }).await;
                 place.running(&task.id).await;
                 if restarts {
-                    place.restart(Duration::from_secs(20)).await;
+                    place.followed(Duration::from_secs(20), hearing(|_| {})).await;
                 }
                 let over = place.over(&task.id).await;
                 assert_eq!((over.state, over.ending.as_ref().unwrap().cause), (state, cause), "{over:#?}");
@@ -297,7 +252,7 @@ fn k4_each_limit_ends_it_in_its_own_way_also_over_a_restart() {
     }
     // What speaks is not silent, and what stands still is not either (L13).
     paused(async {
-        let place = Place::new(|_| {}).await;
+        let place = Place::beginning(50, hearing(|_| {})).await;
         let limits = TaskLimits { inactivity_ms: Some(3_000), total_ms: None, ..TaskLimits::default() };
         let ticks = program(&Program::Tick { count: 400 });
         let speaks = place.run(NewTask { limits, ..place.new_task(vec![ticks]) }).await;
@@ -315,7 +270,7 @@ fn k4_each_limit_ends_it_in_its_own_way_also_over_a_restart() {
 #[test]
 fn k1_tasks_of_one_sandbox_take_turns() {
     paused(async {
-        let place = Place::new(|_| {}).await;
+        let place = Place::beginning(50, hearing(|_| {})).await;
         let kept = place.run(NewTask { keep_alive: true, ..place.new_task(vec![append()]) }).await;
         let sandbox = place.over(&kept.id).await.sandbox;
         let limits = TaskLimits { inactivity_ms: None, total_ms: Some(60_000), ..TaskLimits::default() };
@@ -342,7 +297,7 @@ fn k1_tasks_of_one_sandbox_take_turns() {
 #[test]
 fn k5_of_an_effect_of_which_nobody_heard_it_is_said_that_it_is_unknown() {
     paused(async {
-        let place = Place::new(|_| {}).await;
+        let place = Place::beginning(50, hearing(|_| {})).await;
         let ask = |body: &str| place.provider.ask_spec(body);
         let done = place.run(place.new_task(vec![ask("push done"), ask("push done")])).await;
         let done = place.over(&done.id).await;
@@ -363,14 +318,14 @@ fn k5_a_stop_in_the_middle_of_effects_lets_none_begin_after_it() {
     for seed in 1..=40 {
         paused(async {
             let mut rng = Rng::new(seed);
-            let mut place = Place::new(|_| {}).await;
+            let mut place = Place::beginning(50, hearing(|_| {})).await;
             let ask = place.provider.ask_spec(if rng.chance(50) { "push" } else { "push done" });
             let new = place.new_task(vec![sleep(rng.below(2)), ask, sleep(rng.below(3))]);
             let task = place.run(new).await;
             tokio::time::sleep(Duration::from_millis(rng.below(4_000))).await;
             place.engine.stop_task(&task.id, Actor::part("user")).await.unwrap();
             if rng.chance(50) {
-                place.restart(Duration::from_millis(rng.below(3_000))).await;
+                place.followed(Duration::from_millis(rng.below(3_000)), hearing(|_| {})).await;
             }
             let over = place.over(&task.id).await;
             let asked_at_ms = over.stop.as_ref().map(|stop| stop.at_ms);
@@ -396,12 +351,12 @@ fn off(gate: Gate) -> impl FnOnce(&mut EngineConfig) {
 fn o9_without_its_gate_each_promise_is_broken() {
     let limits = TaskLimits { inactivity_ms: Some(20_000), total_ms: Some(120_000), ..TaskLimits::default() };
     paused(async {
-        let place = Place::new(off(Gate::InactivityLimit)).await;
+        let place = Place::beginning(50, hearing(off(Gate::InactivityLimit))).await;
         let task = place.run(NewTask { limits, ..place.new_task(vec![sleep(60)]) }).await;
         assert_eq!(place.over(&task.id).await.state, TaskState::Succeeded);
     });
     paused(async {
-        let place = Place::new(off(Gate::AuthoritativeTimeout)).await;
+        let place = Place::beginning(50, hearing(off(Gate::AuthoritativeTimeout))).await;
         let limits = TaskLimits { inactivity_ms: None, total_ms: Some(20_000), ..TaskLimits::default() };
         let task = place.run(NewTask { limits, ..place.new_task(vec![sleep(60)]) }).await;
         let over = place.over(&task.id).await;
@@ -410,7 +365,7 @@ fn o9_without_its_gate_each_promise_is_broken() {
         assert_eq!(handle.running().await.unwrap(), 1, "it is called over, and goes on");
     });
     paused(async {
-        let place = Place::new(off(Gate::PushedCancellation)).await;
+        let place = Place::beginning(50, hearing(off(Gate::PushedCancellation))).await;
         let task = place.run(NewTask { limits, ..place.new_task(vec![sleep(15), append()]) }).await;
         place.running(&task.id).await;
         let stopped = place.engine.stop_task(&task.id, Actor::part("user")).await.unwrap();
@@ -422,22 +377,25 @@ fn o9_without_its_gate_each_promise_is_broken() {
     });
     paused(async {
         // Its first daemon keeps the stop in memory alone, and dies before anybody hears.
-        let mut place = Place::new(|config| {
-            let both = [Gate::DurableStop, Gate::PushedCancellation];
-            let setting = || GateSetting { percent: 0, projects: BTreeMap::new() };
-            config.gates.replace(both.map(|gate| (gate, setting())).into());
-        })
+        let mut place = Place::beginning(
+            50,
+            hearing(|config| {
+                let both = [Gate::DurableStop, Gate::PushedCancellation];
+                let setting = || GateSetting { percent: 0, projects: BTreeMap::new() };
+                config.gates.replace(both.map(|gate| (gate, setting())).into());
+            }),
+        )
         .await;
         let task = place.run(place.new_task(vec![sleep(20)])).await;
         place.running(&task.id).await;
         let engine = place.engine.clone();
         engine.shut_down();
         engine.stop_task(&task.id, Actor::part("user")).await.unwrap();
-        place.restart(Duration::from_secs(1)).await;
+        place.followed(Duration::from_secs(1), hearing(|_| {})).await;
         assert_eq!(place.over(&task.id).await.state, TaskState::Succeeded, "the stop is forgotten");
     });
     paused(async {
-        let place = Place::new(off(Gate::EffectsGate)).await;
+        let place = Place::beginning(50, hearing(off(Gate::EffectsGate))).await;
         let ask = place.provider.ask_spec("push done");
         let new = NewTask { effects: Vec::new(), ..place.new_task(vec![ask.clone(), ask]) };
         let task = place.run(new).await;

@@ -62,6 +62,7 @@ mod reconcile;
 mod schedule;
 mod serve;
 mod snapshot;
+mod standing;
 mod symptom;
 mod task;
 mod timer;

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use serde_json::json;
+use viv_core::ScheduleId;
 use viv_core::exec::OutputEvent;
 use viv_core::lifecycle::{EntryKind, Event, Phase, RestAt, Sandbox};
 use viv_core::schedule::{Run, RunOutcome, SCHEDULES_MAX, Schedule, SkipReason};
-use viv_core::{Generation, ScheduleId};
 use viv_provider::ProviderError;
 use viv_store::ScheduleQuery;
 
@@ -15,6 +15,7 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::handle::Handle;
 use crate::read::Which;
+use crate::standing::Standing;
 
 /// How long a sandbox may take to come up for a run.
 const READY_WITHIN: Duration = Duration::from_secs(5 * 60);
@@ -38,14 +39,6 @@ pub(super) async fn run(engine: Engine, id: ScheduleId) {
     // Taken out before the bell, so that what waits for its turn finds nobody at work.
     inner.schedules.lock().remove(&id);
     inner.schedules.bell.notify_one();
-}
-
-/// How it stands with what a run has started.
-enum Standing {
-    /// Its instance is there.
-    There,
-    /// It is gone, or another one is there.
-    Over(String),
 }
 
 impl Engine {
@@ -100,7 +93,7 @@ impl Engine {
         let inner = &self.inner;
         let id = &schedule.sandbox;
         if let Some(generation) = run.generation
-            && let Standing::Over(what) = self.standing(schedule, generation).await?
+            && let Standing::Over(what) = self.inner.standing(&schedule.sandbox, generation).await?
         {
             return Ok(Some((RunOutcome::Lost { what }, run)));
         }
@@ -238,7 +231,7 @@ impl Engine {
                 Err(other) => return Err(other),
             }
             // Nothing is concluded from silence (T7): only from what the record says.
-            if let Standing::Over(what) = self.standing(schedule, handle.generation()).await? {
+            if let Standing::Over(what) = self.inner.standing(&schedule.sandbox, handle.generation()).await? {
                 return Ok(RunOutcome::Lost { what });
             }
             inner.pause(pause).await;
@@ -262,32 +255,6 @@ impl Engine {
                 }
             }
         }
-    }
-
-    /// How it stands with the instance that a run was started in.
-    async fn standing(&self, schedule: &Schedule, generation: Generation) -> Result<Standing, EngineError> {
-        let record = match self.inner.load(&schedule.sandbox).await {
-            Err(EngineError::NotFound { .. }) => return Ok(Standing::Over("the sandbox is gone".to_owned())),
-            found => found?,
-        };
-        if record.generation != generation {
-            let what = format!("generation {generation} was replaced: {}", record.cause.cause.code());
-            return Ok(Standing::Over(what));
-        }
-        Ok(match &record.phase {
-            Phase::Ready | Phase::Verifying { .. } | Phase::Frozen { .. } => Standing::There,
-            Phase::Provisioning { .. }
-            | Phase::Hibernating { .. }
-            | Phase::Hibernated { .. }
-            | Phase::Resuming { .. }
-            | Phase::Lost
-            | Phase::Failed { .. }
-            | Phase::Stopping { .. }
-            | Phase::Stopped => {
-                let (phase, cause) = (record.phase.name().as_str(), record.cause.cause.code());
-                Standing::Over(format!("the sandbox is {phase}: {cause}"))
-            }
-        })
     }
 
     /// Who was woken for this run goes back, unless somebody else used it or another run is under way in it. That is read

@@ -15,17 +15,10 @@ use crate::error::EngineError;
 use crate::gate::Gate;
 use crate::handle::Handle;
 use crate::read::Which;
+use crate::standing::Standing;
 
 /// How long to wait before asking again who did not answer.
 const PAUSE: Duration = Duration::from_millis(250);
-
-/// How it stands with the instance of a task.
-enum Standing {
-    /// It is there.
-    There,
-    /// It is gone, or another one is there.
-    Over(String),
-}
 
 /// Why a step is not followed any more.
 enum Followed {
@@ -44,7 +37,7 @@ impl Engine {
             let what = "it was never in a sandbox".to_owned();
             return self.apply_task(&task.id, &TaskEvent::Gone { what }).await.map(drop);
         };
-        if let Standing::Over(what) = self.task_standing(&task, generation).await? {
+        if let Standing::Over(what) = self.inner.standing(&task.sandbox, generation).await? {
             return self.apply_task(&task.id, &TaskEvent::Gone { what }).await.map(drop);
         }
         let step = task.step;
@@ -219,31 +212,5 @@ impl Engine {
         let message = format!("nothing was heard of it for {window_ms} ms");
         self.apply_task(&task.id, &TaskEvent::LimitPassed { cause: TaskCause::Inactivity, message }).await?;
         Ok(Some(now_ms))
-    }
-
-    /// How it stands with the instance that a task runs in.
-    async fn task_standing(&self, task: &Task, generation: Generation) -> Result<Standing, EngineError> {
-        let record = match self.inner.load(&task.sandbox).await {
-            Err(EngineError::NotFound { .. }) => return Ok(Standing::Over("the sandbox is gone".to_owned())),
-            found => found?,
-        };
-        if record.generation != generation {
-            let what = format!("generation {generation} was replaced: {}", record.cause.cause.code());
-            return Ok(Standing::Over(what));
-        }
-        Ok(match &record.phase {
-            Phase::Ready | Phase::Verifying { .. } | Phase::Frozen { .. } => Standing::There,
-            Phase::Provisioning { .. }
-            | Phase::Hibernating { .. }
-            | Phase::Hibernated { .. }
-            | Phase::Resuming { .. }
-            | Phase::Lost
-            | Phase::Failed { .. }
-            | Phase::Stopping { .. }
-            | Phase::Stopped => {
-                let (phase, cause) = (record.phase.name().as_str(), record.cause.cause.code());
-                Standing::Over(format!("the sandbox is {phase}: {cause}"))
-            }
-        })
     }
 }
