@@ -157,7 +157,7 @@ fn a_sandbox_shows_what_scripts_rely_on() {
         },
         "policy": {"persistent": false, "lifetime_ms": 1, "idle_ms": null, "hibernate_ms": null, "hibernate": "filesystem"}, "services": [],
         "keep_awake": [], "created_at_ms": 1, "last_activity_at_ms": null, "expires_at_ms": null,
-        "executions_running": 0, "deleted": false, "version": 1,
+        "task": null, "executions_running": 0, "deleted": false, "version": 1,
     });
     let sandbox: Sandbox = parse(shown.clone()).unwrap();
     assert_eq!(sandbox.evidence.latest_at_ms(), Some(9));

@@ -437,8 +437,8 @@ impl Store for FaultyStore {
         self.read(self.truth.living_tasks()).await
     }
 
-    async fn task_at_work(&self, sandbox: &SandboxId) -> Result<Option<TaskId>> {
-        self.read(self.truth.task_at_work(sandbox)).await
+    async fn tasks_at_work(&self, sandboxes: &[SandboxId]) -> Result<BTreeMap<SandboxId, TaskId>> {
+        self.read(self.truth.tasks_at_work(sandboxes)).await
     }
 
     async fn keep_task_output(&self, epoch: Epoch, output: TaskOutput) -> Result<()> {

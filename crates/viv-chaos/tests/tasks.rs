@@ -35,7 +35,8 @@ fn hearing(set_up: impl FnOnce(&mut EngineConfig)) -> impl FnOnce(&mut EngineCon
 
 /// `step`, `push`, or `push done`: the words do not matter here.
 async fn answer(engine: Engine, asked: FromInside) -> String {
-    let Ok(Some(task)) = engine.store().task_at_work(&asked.sandbox.id).await else { return "no task".to_owned() };
+    let at_work = engine.store().tasks_at_work(std::slice::from_ref(&asked.sandbox.id)).await.unwrap_or_default();
+    let Some(task) = at_work.into_values().next() else { return "no task".to_owned() };
     let run = engine.task(None, &task).await.unwrap().run;
     let done = match asked.body.as_str() {
         "step" => engine.report_inside(&asked, (&task, run), 1, (None, Some("s".to_owned()))).await.map(drop),

@@ -1,9 +1,11 @@
 //! Everything that is known of one sandbox, apart and together (T8), with what it means in words.
 
 use std::collections::BTreeSet;
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
+use viv_core::TaskId;
 use viv_core::exec::{ExecState, ExecStatus, OutputEvent};
 use viv_core::hook::HookAction;
 use viv_core::lifecycle::{Finding, Phase, Sandbox, Status};
@@ -38,6 +40,8 @@ const TAIL_BYTES: u64 = 8 << 10;
 pub struct Diagnosis {
     /// How it is.
     pub view: View,
+    /// The task that is at work in it.
+    pub task: Option<TaskId>,
     /// What the provider says right now; an error in words when it did not.
     pub provider: Result<Observation, String>,
     /// The latest state that was saved by itself, or gone back to.
@@ -116,6 +120,7 @@ impl Engine {
         };
         let (auto_saved, kept) = inner.saved_states(&sandbox).await?;
         let reads = inner.knowledge.reads(&sandbox.id);
+        let task = self.tasks_at_work(slice::from_ref(&sandbox.id)).await?.into_values().next();
         let view = inner.view(sandbox);
         let mut remarks = remarks(&view, whereabouts.as_ref(), provider.as_ref().ok());
         if view.sandbox.phase == Phase::Ready && !sample.is_zero() {
@@ -126,7 +131,7 @@ impl Engine {
             remarks.push(stuck_without_progress(&view));
         }
         remarks.extend(inner.left_alone(&view.sandbox));
-        Ok(Diagnosis { view, provider, auto_saved, kept, locks, whereabouts, reads, remarks })
+        Ok(Diagnosis { view, task, provider, auto_saved, kept, locks, whereabouts, reads, remarks })
     }
 }
 

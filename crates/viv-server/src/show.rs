@@ -21,7 +21,7 @@ use viv_core::exec::{ExecSpec, ExecStatus};
 use viv_core::execution::Execution as Row;
 use viv_core::lifecycle as core;
 use viv_core::spec as core_spec;
-use viv_core::{Generation, SandboxId};
+use viv_core::{Generation, SandboxId, TaskId};
 use viv_engine::{Gate, ReconcilerName, ReconcilerStatus, Remark, View};
 use viv_provider::{ResourceLimits, UNLIMITED, Whereabouts};
 use viv_store::{ApiKey, JournalLine, KeyScope, LeaseKind, NewLine};
@@ -49,8 +49,8 @@ pub(crate) fn nothing() -> Response<Body> {
     response
 }
 
-/// A sandbox. `provider` is through whom it was probed.
-pub(crate) fn sandbox(view: View, provider: &str) -> Sandbox {
+/// A sandbox, and the task that is at work in it. `provider` is through whom it was probed.
+pub(crate) fn sandbox(view: View, task: Option<TaskId>, provider: &str) -> Sandbox {
     let View { sandbox: record, status: word, evidence, observed, now_ms } = view;
     let evidence = Evidence::shown(&evidence, &format!("provider:{provider}"));
     let observed = observed.and_then(|observed| shown_observed(&observed));
@@ -86,6 +86,7 @@ pub(crate) fn sandbox(view: View, provider: &str) -> Sandbox {
         created_at_ms: record.created_at_ms,
         last_activity_at_ms: Some(record.active_at_ms),
         expires_at_ms: record.expires_at_ms,
+        task,
         executions_running: None,
         deleted: record.deleted,
         version: record.version,
@@ -443,10 +444,11 @@ fn finding(remark: Remark) -> Finding {
 
 /// All that is known about a sandbox. Where it is on the host is for those who run the host.
 pub(crate) fn diagnosis(state: &ServerState, diagnosis: viv_engine::Diagnosis, is_admin: bool) -> Diagnosis {
-    let viv_engine::Diagnosis { view, provider, auto_saved, kept, locks, whereabouts, reads, remarks } = diagnosis;
+    let viv_engine::Diagnosis { view, task, provider, auto_saved, kept, locks, whereabouts, reads, remarks } =
+        diagnosis;
     let at_ms = view.now_ms;
     let transition = transition(&view.sandbox);
-    let mut shown = sandbox(view, state.engine().provider().name());
+    let mut shown = sandbox(view, task, state.engine().provider().name());
     let mut findings: Vec<Finding> = remarks.into_iter().map(finding).collect();
     match provider {
         Ok(seen) => shown.observed = Some((&seen).into()),

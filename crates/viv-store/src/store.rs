@@ -1,5 +1,7 @@
 //! The trait.
 
+use std::collections::BTreeMap;
+
 use async_trait::async_trait;
 use tokio::sync::watch;
 use viv_core::execution::Execution;
@@ -202,8 +204,8 @@ pub trait Store: Send + Sync {
     /// Those that are not over, oldest first.
     async fn living_tasks(&self) -> Result<Vec<TaskId>>;
 
-    /// The one that is at work in a sandbox.
-    async fn task_at_work(&self, sandbox: &SandboxId) -> Result<Option<TaskId>>;
+    /// Those that are at work in some sandboxes, of which each has one at most.
+    async fn tasks_at_work(&self, sandboxes: &[SandboxId]) -> Result<BTreeMap<SandboxId, TaskId>>;
 
     /// Keeps the end of an output, in place of what was kept of it; of a task that is not there, nothing.
     async fn keep_task_output(&self, epoch: Epoch, output: TaskOutput) -> Result<()>;

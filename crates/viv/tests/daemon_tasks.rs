@@ -486,6 +486,8 @@ fn k7_the_command_line_runs_follows_stops_and_shows() {
     let (code, out, _) = viv(&["task", "run", "--detach", "--", "sleep", "1000"]);
     let sleeping = out.trim().to_owned();
     assert_eq!(code, Some(0), "{out}");
+    // O1: whoever lists sandboxes sees which task is at work where.
+    support::eventually_within(PATIENCE, "its task is shown", || viv(&["ps"]).1.contains(&sleeping));
     let (code, out, error) = viv(&["task", "stop", "--wait", "2m", &sleeping]);
     assert!(code == Some(0) && out.contains("stopped"), "{out}{error}");
     let (_, out, _) = viv(&["task", "ls"]);

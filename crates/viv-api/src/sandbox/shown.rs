@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use viv_core::lifecycle::Memory;
-use viv_core::{Generation, SandboxId, SnapshotId};
+use viv_core::{Generation, SandboxId, SnapshotId, TaskId};
 
 use super::{Hibernate, KeepAwake, Network};
 use crate::limits::Limits;
@@ -61,6 +61,10 @@ pub struct Sandbox {
     pub last_activity_at_ms: Option<u64>,
     /// Its hard deadline as the provider last told it; for display only (T6).
     pub expires_at_ms: Option<u64>,
+    /// The task that is at work in it.
+    #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    pub task: Option<TaskId>,
     /// Executions that run; told of one sandbox that runs, and not in lists.
     #[serde(default)]
     pub executions_running: Option<u64>,

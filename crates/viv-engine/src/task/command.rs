@@ -1,5 +1,6 @@
 //! What can be asked about tasks.
 
+use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::PoisonError;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use viv_core::lifecycle::Actor;
 use viv_core::spec::Project;
 use viv_core::task::{EFFECTS_MAX, FILES_MAX, NewTask, STEPS_MAX, Task, TaskDenial, TaskEvent, TaskLimits};
 use viv_core::task::{TaskStepped, step};
-use viv_core::{ExecutionId, TaskId};
+use viv_core::{ExecutionId, SandboxId, TaskId};
 use viv_store::{StoreError, TaskListing, TaskOutput, TaskQuery};
 
 use super::journal::line;
@@ -114,6 +115,11 @@ impl Engine {
         // Nothing reaches from one project into another, not even the knowledge that it is there.
         let ours = found.filter(|found| project.is_none_or(|project| found.project == *project));
         ours.ok_or_else(|| EngineError::NoTask { which: id.clone() })
+    }
+
+    /// Those that are at work in some sandboxes.
+    pub async fn tasks_at_work(&self, sandboxes: &[SandboxId]) -> Result<BTreeMap<SandboxId, TaskId>, EngineError> {
+        Ok(self.inner.store.tasks_at_work(sandboxes).await?)
     }
 
     /// A page of tasks, newest first.

@@ -62,7 +62,7 @@ async fn thaw(
     let how_long = wait(&state, body.wait_ms, READY_WAIT);
     let view = if how_long.is_zero() { view } else { state.engine().wait_ready(&id, how_long).await? };
     let status = if view.sandbox.phase == Phase::Ready { StatusCode::OK } else { StatusCode::ACCEPTED };
-    Ok(show::json(status, &shown(&state, view)))
+    Ok(show::json(status, &shown(&state, view).await?))
 }
 
 async fn hibernate(

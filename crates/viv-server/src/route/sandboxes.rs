@@ -1,5 +1,6 @@
 //! Sandboxes: make, list, look at, delete.
 
+use std::slice;
 use std::time::Duration;
 
 use axum::extract::State;
@@ -17,7 +18,7 @@ use viv_store::ListQuery;
 use crate::api::{Method, Op, Table};
 use crate::auth::{Caller, Need};
 use crate::extract::{Json, Query, Repeatable, Target, body_hash};
-use crate::refusal::Answer;
+use crate::refusal::{Answer, Refusal};
 use crate::show;
 use crate::state::ServerState;
 use crate::stream::regardless;
@@ -100,7 +101,7 @@ async fn create(
         (_, true) => StatusCode::CREATED,
         (_, false) => StatusCode::OK,
     };
-    Ok(show::json(status, &shown(&state, view)))
+    Ok(show::json(status, &shown(&state, view).await?))
 }
 
 fn request(caller: &Caller, body: CreateSandbox, key: Option<KeyedBy>) -> CreateRequest {
@@ -117,8 +118,21 @@ fn request(caller: &Caller, body: CreateSandbox, key: Option<KeyedBy>) -> Create
 }
 
 /// A sandbox as it is shown.
-pub(super) fn shown(state: &ServerState, view: View) -> Sandbox {
-    show::sandbox(view, state.engine().provider().name())
+pub(super) async fn shown(state: &ServerState, view: View) -> Result<Sandbox, Refusal> {
+    let task = state.engine().tasks_at_work(slice::from_ref(&view.sandbox.id)).await?.into_values().next();
+    Ok(show::sandbox(view, task, state.engine().provider().name()))
+}
+
+/// Several of them, with the tasks that are at work in them.
+pub(super) async fn all_shown(state: &ServerState, views: Vec<View>) -> Result<Vec<Sandbox>, Refusal> {
+    let ids: Vec<_> = views.iter().map(|view| view.sandbox.id.clone()).collect();
+    let mut at_work = state.engine().tasks_at_work(&ids).await?;
+    let provider = state.engine().provider().name();
+    let shown = views.into_iter().map(|view| {
+        let task = at_work.remove(&view.sandbox.id);
+        show::sandbox(view, task, provider)
+    });
+    Ok(shown.collect())
 }
 
 async fn list(State(state): State<ServerState>, caller: Caller, Query(query): Query<ListSandboxes>) -> Answer {
@@ -138,7 +152,7 @@ async fn list(State(state): State<ServerState>, caller: Caller, Query(query): Qu
         limit: super::page_limit(query.limit),
     };
     let (views, next) = state.engine().list(&asked).await?;
-    let items = views.into_iter().map(|view| shown(&state, view));
+    let items = all_shown(&state, views).await?.into_iter();
     // Ready and unverified are one phase, told apart by the age of evidence.
     let items = items.filter(|sandbox| query.status.is_none_or(|status| sandbox.status == status)).collect();
     Ok(show::ok(&Page { items, next }))
@@ -166,7 +180,7 @@ async fn get(State(state): State<ServerState>, target: Target, Query(query): Que
     let view = engine.get(&record.project, &viv_engine::Which::Id(record.id.clone()), &target.client).await?;
     let view = if query.verify && !record.is_over() { engine.verify(&record.id).await? } else { view };
     let is_ready = view.sandbox.phase == Phase::Ready;
-    let mut sandbox = shown(&state, view);
+    let mut sandbox = shown(&state, view).await?;
     if is_ready {
         sandbox.executions_running = running(&state, &target).await;
     }
@@ -192,5 +206,5 @@ pub(super) async fn ended(state: &ServerState, view: View, how_long: Duration) -
     let view = if how_long.is_zero() { view } else { state.engine().wait_settled(&id, how_long).await? };
     let is_settled = view.sandbox.phase.work().is_none() && view.sandbox.due_at_ms().is_none();
     let status = if is_settled { StatusCode::OK } else { StatusCode::ACCEPTED };
-    Ok(show::json(status, &shown(state, view)))
+    Ok(show::json(status, &shown(state, view).await?))
 }

@@ -214,7 +214,7 @@ async fn ready(state: &ServerState, view: View, how_long: Duration) -> Answer {
     let id = view.sandbox.id.clone();
     let view = if how_long.is_zero() { view } else { state.engine().wait_ready(&id, how_long).await? };
     let status = if view.sandbox.phase == Phase::Ready { StatusCode::OK } else { StatusCode::ACCEPTED };
-    Ok(show::json(status, &shown(state, view)))
+    Ok(show::json(status, &shown(state, view).await?))
 }
 
 async fn fork_sandbox(
@@ -289,7 +289,7 @@ async fn fork(
         all_ready &= view.sandbox.phase == Phase::Ready;
         under_way |=
             matches!(view.sandbox.phase, Phase::Provisioning { .. } | Phase::Verifying { .. } | Phase::Resuming { .. });
-        sandboxes.push(shown(state, view));
+        sandboxes.push(shown(state, view).await?);
     }
     let status = match (all_ready, forked.fresh) {
         // What was made before is told as it is, tombstones too (L1).

@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use viv_core::exec::ExecSpec;
 use viv_core::lifecycle::Actor;
 use viv_core::task::{Came, NewTask, Task, TaskEvent, TaskLimits, TaskState, TaskStepped, step};
@@ -44,10 +46,12 @@ pub(super) async fn k1_are_kept_and_changed_with_a_line(lab: &Lab) {
     put(lab, &queued).await.unwrap();
     assert_eq!(lab.store.task(&queued.id).await.unwrap().as_ref(), Some(&queued));
     assert_eq!(lab.store.living_tasks().await.unwrap(), std::slice::from_ref(&queued.id));
-    assert_eq!(lab.store.task_at_work(&queued.sandbox).await.unwrap(), None);
+    let both = [SandboxId::from_bytes([7; 16]), queued.sandbox.clone()];
+    assert_eq!(lab.store.tasks_at_work(&both).await.unwrap(), BTreeMap::new());
     let preparing = next(&queued, &TaskEvent::TakenUp);
     put(lab, &preparing).await.unwrap();
-    assert_eq!(lab.store.task_at_work(&queued.sandbox).await.unwrap(), Some(queued.id.clone()));
+    let at_work = BTreeMap::from([(queued.sandbox.clone(), queued.id.clone())]);
+    assert_eq!(lab.store.tasks_at_work(&both).await.unwrap(), at_work);
     let stopped = next(&preparing, &TaskEvent::Stop { by: Actor::part("suite") });
     put(lab, &stopped).await.unwrap();
     let living = lab.store.living_tasks().await.unwrap();

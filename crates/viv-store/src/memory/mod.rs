@@ -387,8 +387,9 @@ impl Store for MemoryStore {
         self.call("living_tasks", |state| Ok(state.living_tasks()))
     }
 
-    async fn task_at_work(&self, sandbox: &SandboxId) -> Result<Option<TaskId>> {
-        self.call("task_at_work", |state| Ok(state.task_at_work(sandbox)))
+    async fn tasks_at_work(&self, sandboxes: &[SandboxId]) -> Result<BTreeMap<SandboxId, TaskId>> {
+        let at_work = |state: &mut State, id: &SandboxId| state.task_at_work(id).map(|task| (id.clone(), task));
+        self.call("tasks_at_work", |state| Ok(sandboxes.iter().filter_map(|id| at_work(state, id)).collect()))
     }
 
     async fn keep_task_output(&self, epoch: Epoch, output: TaskOutput) -> Result<()> {

@@ -19,6 +19,7 @@ mod tasks;
 mod threads;
 mod write;
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions, Permissions};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -420,9 +421,9 @@ impl Store for SqliteStore {
         self.readers.call(tasks::living).await
     }
 
-    async fn task_at_work(&self, sandbox: &SandboxId) -> Result<Option<TaskId>> {
-        let sandbox = sandbox.clone();
-        self.readers.call(move |db| tasks::at_work(db, &sandbox)).await
+    async fn tasks_at_work(&self, sandboxes: &[SandboxId]) -> Result<BTreeMap<SandboxId, TaskId>> {
+        let sandboxes = sandboxes.to_vec();
+        self.readers.call(move |db| tasks::all_at_work(db, &sandboxes)).await
     }
 
     async fn keep_task_output(&self, epoch: Epoch, output: TaskOutput) -> Result<()> {

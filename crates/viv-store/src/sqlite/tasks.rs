@@ -1,5 +1,7 @@
 //! Rows of tasks.
 
+use std::collections::BTreeMap;
+
 use rusqlite::{Connection, OptionalExtension, params};
 use viv_core::task::Task;
 use viv_core::{ExecutionId, SandboxId, TaskId};
@@ -80,7 +82,17 @@ pub(super) fn living(db: &Connection) -> Result<Vec<TaskId>> {
     rows.iter().map(|text| parse(text)).collect()
 }
 
-pub(super) fn at_work(db: &Connection, sandbox: &SandboxId) -> Result<Option<TaskId>> {
+pub(super) fn all_at_work(db: &Connection, sandboxes: &[SandboxId]) -> Result<BTreeMap<SandboxId, TaskId>> {
+    let mut found = BTreeMap::new();
+    for sandbox in sandboxes {
+        if let Some(task) = at_work(db, sandbox)? {
+            found.insert(sandbox.clone(), task);
+        }
+    }
+    Ok(found)
+}
+
+fn at_work(db: &Connection, sandbox: &SandboxId) -> Result<Option<TaskId>> {
     let at_work = "SELECT id FROM tasks INDEXED BY tasks_at_work WHERE at_work = 1 AND sandbox = ?1";
     let found: Option<String> =
         db.prepare_cached(at_work)?.query_row([sandbox.as_str()], |row| row.get(0)).optional()?;

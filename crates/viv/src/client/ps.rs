@@ -16,13 +16,14 @@ const EVERY: Duration = Duration::from_secs(2);
 /// The label that says which kind of agent uses a sandbox.
 const AGENT: &str = "agent";
 /// What stands above the columns.
-const HEAD: [&str; 7] = ["ID", "NAME", "STATUS", "AGE", "USED", "PROBED", "LABELS"];
+const HEAD: [&str; 9] = ["ID", "NAME", "STATUS", "AGE", "USED", "PROBED", "AGENT", "TASK", "LABELS"];
 /// Fewer round trips; a page of this size is still small.
 const PAGE: u64 = 500;
 
 /// List sandboxes
 ///
-/// USED is how long ago it was in use, PROBED how old the evidence is that it works. `--json` has all that is known.
+/// USED is how long ago it was in use, PROBED how old the evidence is that it works, AGENT what the label `agent` says,
+/// TASK which task is at work in it. `--json` has all that is known.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Also those that stopped for good
@@ -81,10 +82,9 @@ fn once(args: &Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
     if daemon.json || args.quiet { Ok(ExitCode::SUCCESS) } else { print(&table.render(width())) }
 }
 
-fn row(sandbox: &Sandbox, now_ms: u64) -> [String; 7] {
-    // Which kind of agent it is comes first, so that it is still seen where the line is cut.
-    let (agent, others): (Vec<_>, Vec<_>) = sandbox.labels.iter().partition(|(key, _)| *key == AGENT);
-    let labels: Vec<_> = agent.into_iter().chain(others).map(|(key, value)| format!("{key}={value}")).collect();
+fn row(sandbox: &Sandbox, now_ms: u64) -> [String; 9] {
+    let others = sandbox.labels.iter().filter(|(key, _)| *key != AGENT);
+    let labels: Vec<_> = others.map(|(key, value)| format!("{key}={value}")).collect();
     [
         sandbox.id.to_string(),
         sandbox.name.clone().unwrap_or_else(|| NONE.to_owned()),
@@ -92,6 +92,8 @@ fn row(sandbox: &Sandbox, now_ms: u64) -> [String; 7] {
         age(now_ms, Some(sandbox.created_at_ms)),
         age(now_ms, sandbox.last_activity_at_ms),
         age(now_ms, sandbox.evidence.latest_at_ms()),
+        sandbox.labels.get(AGENT).cloned().unwrap_or_else(|| NONE.to_owned()),
+        sandbox.task.as_ref().map_or_else(|| NONE.to_owned(), ToString::to_string),
         labels.join(","),
     ]
 }
@@ -102,13 +104,13 @@ mod tests {
     use crate::client::show::tests::sandbox;
 
     #[test]
-    fn o1_a_line_says_status_age_agent_activity_and_evidence() {
+    fn o1_a_line_says_status_age_activity_evidence_agent_and_task() {
         let mut table = Table::new(&HEAD);
         table.row(row(&sandbox(), 100_000));
         assert_eq!(
-            table.render(Some(80)),
-            "ID                              NAME  STATUS  AGE    USED  PROBED  LABELS\n\
-             sbx_01h2xcejqtf2nbrexx3vqjhp41  box   ready   1m39s  1m    5s      agent=coder,…\n"
+            table.render(Some(82)),
+            "ID                              NAME  STATUS  AGE    USED  PROBED  AGENT  TASK  LA…\n\
+             sbx_01h2xcejqtf2nbrexx3vqjhp41  box   ready   1m39s  1m    5s      coder  -     te…\n"
         );
     }
 }

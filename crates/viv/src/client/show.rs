@@ -107,6 +107,7 @@ pub(super) fn shown(sandbox: &Sandbox, now_ms: u64) -> String {
     facts.add("created", ago(now_ms, sandbox.created_at_ms));
     facts.maybe("active", sandbox.last_activity_at_ms.map(|at_ms| ago(now_ms, at_ms)));
     facts.maybe("expires", sandbox.expires_at_ms.map(|at_ms| until(now_ms, at_ms)));
+    facts.maybe("task", sandbox.task.as_ref().map(ToString::to_string));
     if let Some(running) = sandbox.executions_running {
         facts.add("executions", format!("{running} running"));
     }
