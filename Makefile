@@ -91,8 +91,8 @@ simulate: ## simulated worlds by their seeds, and one line at the end: SEEDS=0..
 model: ## every order in which two and three replicas can act, further than `make test` goes (a minute)
 	VIV_MODEL_WIDE=1 $(CARGO) nextest run --locked --package viv-chaos --test replicas --no-capture
 
-races: ## stop against effect 2,000 times on the real daemon, with and without a crash in between (an hour)
-	VIV_TASK_RACES=2000 $(CARGO) test --package viv --test daemon_tasks --locked -- k5_stop_against_effect --nocapture
+races: ## stop against effect on the real daemon, with and without a crash in between: RACES=2000 make races
+	VIV_TASK_RACES=$${RACES:-2000} $(CARGO) test --package viv --test daemon_tasks --locked -- k5_stop_against_effect --nocapture
 
 clean: ## remove what was built
 	$(CARGO) clean

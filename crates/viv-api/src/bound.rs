@@ -13,9 +13,9 @@ pub(crate) use number::number_or_word;
 pub use map::{Argv, CommandEnv, Env, LabelFilter, Labels, Ports, Services, TaskEffects, TaskFiles, TaskSteps, Words};
 pub use number::{
     BackoffMs, CpuBurstUs, CpuMillis, CpuWeight, DiskBytes, ExecutionMs, ForkCount, GenerationNumber, HookMs, IdleMs,
-    IoBps, KeyLifetimeMs, LifetimeMs, ListDepth, LogBytes, MemoryBytes, Offset, OpenFiles, OutputBytes, PageLimit,
-    Port, Processes, QueueMs, ReadyMs, ReportedSteps, ReportsMax, Restarts, RunNumber, RunningMax, Sequence, Signal,
-    SnapshotsAgeMs, SnapshotsMax, StepNumber, TailLines, TaskMs, TerminalSide, TtlMs, WaitMs,
+    IoBps, KeyLifetimeMs, LifetimeMs, ListDepth, LogBytes, MemoryBytes, MomentMs, Offset, OpenFiles, OutputBytes,
+    PageLimit, Port, Processes, QueueMs, ReadyMs, ReportedSteps, ReportsMax, Restarts, RunNumber, RunningMax, Sequence,
+    Signal, SnapshotsAgeMs, SnapshotsMax, StepNumber, TailLines, TaskMs, TerminalSide, TtlMs, WaitMs,
 };
 pub use text::{
     Argument, CommandEnvValue, ComponentName, CronText, Cursor, EffectName, EnvName, EnvValue, EventKind, FileMode,

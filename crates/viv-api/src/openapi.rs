@@ -145,8 +145,8 @@ macro_rules! all {
 pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
     use bound::{
         ComponentName, Cursor, EventKind, FileMode, GenerationNumber, IdempotencyKey, KeyId, LabelFilter, LeaseName,
-        ListDepth, LogBytes, Offset, PageLimit, Path, SandboxName, SandboxRef, ScheduleRef, SearchText, Sequence,
-        SnapshotRef, StepNumber, TailLines, TaskRef, UserName, WaitMs,
+        ListDepth, LogBytes, MomentMs, Offset, PageLimit, Path, SandboxName, SandboxRef, ScheduleRef, SearchText,
+        Sequence, SnapshotRef, StepNumber, TailLines, TaskRef, UserName, WaitMs,
     };
     all![
         ComponentName,
@@ -160,6 +160,7 @@ pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
         LeaseName,
         ListDepth,
         LogBytes,
+        MomentMs,
         Offset,
         PageLimit,
         Path,
@@ -249,6 +250,7 @@ pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
         stats::Stats,
         task::ContinueTask,
         task::CreateTask,
+        task::MarkTask,
         task::StopTask,
         task::Task,
         task::TaskFile,

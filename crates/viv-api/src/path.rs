@@ -104,6 +104,8 @@ pub const TASK_STOP: &str = "/v1/tasks/{task}/stop";
 pub const TASK_CONTINUE: &str = "/v1/tasks/{task}/continue";
 /// What happened to it.
 pub const TASK_TIMELINE: &str = "/v1/tasks/{task}/timeline";
+/// Say that it should not have been ended.
+pub const TASK_MARK: &str = "/v1/tasks/{task}/mark";
 /// What a step of it wrote.
 pub const TASK_LOGS: &str = "/v1/tasks/{task}/logs/{step}";
 /// Drain: begin, look at, end.

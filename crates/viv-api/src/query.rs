@@ -6,8 +6,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::bound::{
-    ComponentName, Cursor, EventKind, FileMode, GenerationNumber, LabelFilter, ListDepth, LogBytes, Offset, PageLimit,
-    Path, SandboxName, SandboxRef, SearchText, Sequence, TailLines, UserName, WaitMs,
+    ComponentName, Cursor, EventKind, FileMode, GenerationNumber, LabelFilter, ListDepth, LogBytes, MomentMs, Offset,
+    PageLimit, Path, SandboxName, SandboxRef, SearchText, Sequence, TailLines, UserName, WaitMs,
 };
 use crate::daemon::LogLevel;
 use crate::execution::ExecutionState;
@@ -157,6 +157,8 @@ queries! {
         tail: Option<TailLines>,
         /// Only lines with this in them, of what there is: the first 1,000. `follow` and `tail` are not looked at then.
         search: Option<SearchText>,
+        /// Only what was written then or later.
+        since_ms: Option<MomentMs>,
         /// The generation that is meant; another one is answered with 410 `stale_handle`.
         generation: Option<GenerationNumber>,
     }

@@ -5,8 +5,8 @@ use viv_core::exec::ExecSpec;
 use viv_core::{ExecutionId, SandboxId, TaskId};
 
 use crate::bound::{
-    Argument, Argv, BoundError, CommandEnv, EffectName, ExecutionMs, FileMode, FileText, GitReference, GitUrl, Path,
-    ReportsMax, SandboxRef, TaskEffects, TaskFiles, TaskMs, TaskSteps, UserName, WaitMs,
+    Argument, Argv, BoundError, CommandEnv, EffectName, ExecutionMs, FileMode, FileText, GitReference, GitUrl, Note,
+    Path, ReportsMax, SandboxRef, TaskEffects, TaskFiles, TaskMs, TaskSteps, UserName, WaitMs,
 };
 use crate::execution::ExecutionState;
 use crate::sandbox::CreateSandbox;
@@ -150,6 +150,19 @@ pub struct StopTask {
     /// How long to wait for that: 0 does not wait, nothing is the server's default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wait_ms: Option<WaitMs>,
+}
+
+/// Say that a task should not have been ended, or take that back: false positives of stops and limits are counted (O2).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "openapi", schema(example = json!({"mistaken": true, "why": "it was waiting for a long build"})))]
+#[serde(deny_unknown_fields)]
+pub struct MarkTask {
+    /// Whether it should not have been.
+    pub mistaken: bool,
+    /// In words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<Note>,
 }
 
 /// Go on with a task that is over and whose sandbox was kept (K6). What is not said is as it was.
@@ -405,8 +418,23 @@ pub struct Task {
     pub created_at_ms: u64,
     /// Who made it.
     pub created_by: String,
+    /// Somebody's word that this run should not have been ended (O2).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mark: Option<TaskMark>,
     /// When what happened in this run (K7).
     pub times: TaskTimes,
+}
+
+/// Somebody's word that a task should not have been ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct TaskMark {
+    /// Whose.
+    pub by: String,
+    /// Since when.
+    pub at_ms: u64,
+    /// In words.
+    pub why: Option<String>,
 }
 
 /// What a task ended as, or is about to.

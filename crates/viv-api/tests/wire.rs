@@ -206,8 +206,14 @@ fn queries_are_read_as_they_are_written() {
     assert_eq!(serde_html_form::from_str::<ListSandboxes>("").unwrap(), ListSandboxes::default());
     assert_eq!(query::encode(&GetSandbox::default()), "");
 
-    let asked =
-        OutputQuery { offset: Some("7".parse().unwrap()), follow: true, tail: None, search: None, generation: None };
+    let asked = OutputQuery {
+        offset: Some("7".parse().unwrap()),
+        follow: true,
+        tail: None,
+        search: None,
+        since_ms: None,
+        generation: None,
+    };
     assert_eq!(serde_html_form::from_str::<OutputQuery>(&query::encode(&asked)[1..]).unwrap(), asked);
     let read = serde_html_form::from_str::<ReadFile>("path=/a%20b&length=3").unwrap();
     assert_eq!((read.path.as_str(), read.length.map(u64::from)), ("/a b", Some(3)));

@@ -222,6 +222,9 @@ pub struct Task {
     /// When it has to be over.
     #[serde(default)]
     pub deadline_ms: Option<u64>,
+    /// Somebody says that this run should not have been ended (O2).
+    #[serde(default)]
+    pub mark: Option<Mark>,
     /// When what happened in this run.
     pub times: TaskTimes,
 }
@@ -398,6 +401,18 @@ impl TaskCause {
     }
 }
 
+/// Somebody's word that a task should not have been ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mark {
+    /// Whose.
+    pub by: Actor,
+    /// Since when.
+    pub at_ms: u64,
+    /// In words.
+    #[serde(default)]
+    pub why: Option<String>,
+}
+
 /// Who wanted a task to stop.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StopAsked {
@@ -560,8 +575,24 @@ impl Task {
             note: None,
             session: None,
             deadline_ms: None,
+            mark: None,
             times: TaskTimes { requested_at_ms: now_ms, ..TaskTimes::default() },
         }
+    }
+
+    /// Whether somebody else's decision ended it, a user's or a limit's: only such an end can be mistaken (O2).
+    pub fn was_ended(&self) -> bool {
+        self.ending.as_ref().is_some_and(|ending| match ending.outcome {
+            TaskState::Stopped | TaskState::TimedOut | TaskState::Inactive | TaskState::StepLimit => true,
+            TaskState::Queued
+            | TaskState::Preparing
+            | TaskState::Running
+            | TaskState::Committing
+            | TaskState::Succeeded
+            | TaskState::Failed
+            | TaskState::EffectUnknown
+            | TaskState::Lost => false,
+        })
     }
 
     /// Whether it holds its sandbox for itself: others of the same sandbox wait for their turn.

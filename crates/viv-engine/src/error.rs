@@ -280,5 +280,6 @@ fn denied_task(why: TaskDenial) -> &'static str {
         TaskDenial::TooMany => "there were as many as there may be",
         TaskDenial::NoGrant => "there is no such grant",
         TaskDenial::NotKept => "its sandbox was not kept, so there is nothing to go on with",
+        TaskDenial::NotEnded => "it ended by itself, so there is nothing to be mistaken about",
     }
 }

@@ -214,6 +214,7 @@ fn task_hint(why: TaskDenial) -> &'static str {
         TaskDenial::TooMany => "run another task",
         TaskDenial::NoGrant => "viv gate asks for one",
         TaskDenial::NotKept => "run another task; with --keep-alive it can be continued",
+        TaskDenial::NotEnded => "what was stopped or passed a limit can be marked; viv task show says which it was",
     }
 }
 

@@ -1,6 +1,6 @@
 //! Figures that nobody else keeps: totals from the journal, and what was asked of each sandbox since the daemon began.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
@@ -21,6 +21,9 @@ pub(crate) const STOP_MS_MAX: u64 = 30_000;
 
 /// How long a cancellation may take to be in time: from asking until the end was seen (O2).
 pub(crate) const CANCEL_MS_MAX: u64 = 5_000;
+
+/// How the actor of a task's own doings begins.
+const TASK: &str = "task:";
 
 /// How many came and went.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -53,6 +56,16 @@ pub(crate) struct Totals {
 }
 
 impl Totals {
+    /// Counts what is said of an end, in place of what was said before.
+    fn judge(&mut self, decided: Decided, was: bool) {
+        let counts = [(decided.inactive, &mut self.inactive_mistaken), (decided.cancelled, &mut self.cancels_mistaken)];
+        for (counted, count) in counts {
+            if counted {
+                *count = *count - u64::from(was) + u64::from(decided.mistaken);
+            }
+        }
+    }
+
     fn plus(self, other: &Self) -> Self {
         Self {
             created: self.created + other.created,
@@ -93,6 +106,18 @@ struct Read {
     begun: HashMap<SandboxId, Begun>,
     /// Tasks that somebody stopped, and when.
     stopped_tasks: HashMap<String, u64>,
+    /// Ends of tasks that somebody may call mistaken, and whether somebody does (O2).
+    decided: HashMap<String, Decided>,
+    /// Tasks that wrote on while they were ended, until their end is told.
+    wrote_on: HashSet<String>,
+}
+
+/// An end of a task that was decided, and counted as what.
+#[derive(Debug, Clone, Copy)]
+struct Decided {
+    inactive: bool,
+    cancelled: bool,
+    mistaken: bool,
 }
 
 /// What has begun with a sandbox, and is counted when it is over.
@@ -123,6 +148,22 @@ impl Read {
                 totals.ends += 1;
                 totals.timed_out += u64::from(line.cause.as_deref() == Some("timed_out"));
             }
+            // What a task ends of its own is counted with the task, and told in any order with its end: what wrote on
+            // was not at its end.
+            "execution.cancel_asked" if line.by.who.starts_with(TASK) => {
+                let task = line.by.who[TASK.len()..].to_owned();
+                if number("wrote_bytes") == 0 {
+                    return;
+                }
+                match self.decided.get_mut(&task) {
+                    Some(decided) => {
+                        let was = std::mem::replace(&mut decided.mistaken, true);
+                        totals.judge(*decided, was);
+                    }
+                    None if self.wrote_on.len() < REMEMBERED_MAX => drop(self.wrote_on.insert(task)),
+                    None => {}
+                }
+            }
             // What had ended by itself was not cancelled; of what did not answer, nobody saw the end.
             "execution.cancel_asked" if matches!(line.cause.as_deref(), Some("cancelled" | "unanswered")) => {
                 let seen = line.cause.as_deref() == Some("cancelled");
@@ -134,18 +175,38 @@ impl Read {
                 self.stopped_tasks.entry(word("task").to_owned()).or_insert(line.at_ms);
             }
             "task.ended" => {
-                let (state, mistaken) = (word("state"), line.data.get("mistaken") == Some(&Value::Bool(true)));
+                let (state, mistaken) = (word("state"), self.wrote_on.remove(word("task")));
                 let asked_ms = self.stopped_tasks.remove(word("task"));
                 totals.ends += 1;
                 totals.tasks += 1;
                 totals.timed_out += u64::from(state == "timed_out");
                 totals.inactive += u64::from(state == "inactive");
-                totals.inactive_mistaken += u64::from(state == "inactive" && mistaken);
-                if let Some(asked_ms) = asked_ms.filter(|_| state == "stopped") {
+                let asked_ms = asked_ms.filter(|_| state == "stopped");
+                if let Some(asked_ms) = asked_ms {
                     totals.cancels += 1;
                     totals.cancelled_in_time += u64::from(line.at_ms.saturating_sub(asked_ms) <= CANCEL_MS_MAX);
-                    totals.cancels_mistaken += u64::from(mistaken);
                 }
+                let decided = Decided { inactive: state == "inactive", cancelled: asked_ms.is_some(), mistaken };
+                totals.judge(decided, false);
+                if decided.inactive || decided.cancelled {
+                    if self.decided.len() >= REMEMBERED_MAX {
+                        let some = self.decided.keys().next().cloned();
+                        some.and_then(|some| self.decided.remove(&some));
+                    }
+                    self.decided.insert(word("task").to_owned(), decided);
+                }
+            }
+            // A later line, and the last one holds. An end that is not in the journal any more is not counted, nor is
+            // what was said of it.
+            "task.marked" => {
+                if let Some(decided) = self.decided.get_mut(word("task")) {
+                    let was = std::mem::replace(&mut decided.mistaken, line.data["mistaken"] == Value::Bool(true));
+                    totals.judge(*decided, was);
+                }
+            }
+            // What it ended as before is nobody's question any more.
+            "task.continued" => {
+                self.decided.remove(word("task"));
             }
             _ => {}
         }
@@ -279,7 +340,7 @@ mod tests {
     #[test]
     fn o2_ends_and_cancellations_are_counted() {
         let (mut read, project) = (Read::default(), Project::default());
-        let mut tell = |at_ms: u64, kind: &str, cause: Option<&str>, data: Value| {
+        let mut by = |who: &str, at_ms: u64, kind: &str, cause: Option<&str>, data: Value| {
             read.line(&NewLine {
                 at_ms,
                 project: Some(project.clone()),
@@ -289,10 +350,16 @@ mod tests {
                 from: None,
                 to: None,
                 cause: cause.map(str::to_owned),
-                by: Actor::part("test"),
+                by: Actor::part(who),
                 data,
             });
         };
+        // Of a task that wrote on while it was ended, whichever is told first.
+        by("task:tsk_2", 1, "execution.cancel_asked", Some("cancelled"), json!({ "took_ms": 1, "wrote_bytes": 3 }));
+        by("task:tsk_9", 1, "execution.cancel_asked", Some("cancelled"), json!({ "took_ms": 1, "wrote_bytes": 0 }));
+        by("test", 1, "task.ended", None, json!({ "task": "tsk_8", "state": "inactive" }));
+        by("task:tsk_8", 1, "execution.cancel_asked", Some("cancelled"), json!({ "took_ms": 1, "wrote_bytes": 3 }));
+        let mut tell = |at_ms: u64, kind: &str, cause: Option<&str>, data: Value| by("test", at_ms, kind, cause, data);
         for cause in ["exited", "exited", "timed_out", "cancelled"] {
             tell(1, "execution.ended", Some(cause), json!({}));
         }
@@ -304,13 +371,21 @@ mod tests {
         tell(10, "task.stop_requested", None, json!({ "task": "tsk_1" }));
         tell(20, "task.stop_requested", None, json!({ "task": "tsk_1" }));
         tell(5_011, "task.ended", None, json!({ "task": "tsk_1", "state": "stopped" }));
-        tell(1, "task.ended", None, json!({ "task": "tsk_2", "state": "inactive", "mistaken": true }));
+        tell(1, "task.ended", None, json!({ "task": "tsk_2", "state": "inactive" }));
         tell(1, "task.ended", None, json!({ "task": "tsk_3", "state": "timed_out" }));
+        // What somebody says later holds, once, and can be taken back; of what nobody decided, nothing is counted.
+        tell(6_000, "task.marked", None, json!({ "task": "tsk_1", "mistaken": true }));
+        tell(6_001, "task.marked", None, json!({ "task": "tsk_1", "mistaken": true, "why": "again" }));
+        tell(6_002, "task.marked", None, json!({ "task": "tsk_3", "mistaken": true }));
+        tell(6_003, "task.marked", None, json!({ "task": "tsk_4", "mistaken": false }));
+        tell(6_004, "task.ended", None, json!({ "task": "tsk_5", "state": "inactive" }));
+        tell(6_005, "task.marked", None, json!({ "task": "tsk_5", "mistaken": true }));
+        tell(6_006, "task.marked", None, json!({ "task": "tsk_2", "mistaken": false }));
         let totals = read.by_project[&project];
-        assert_eq!((totals.ends, totals.timed_out), (7, 2));
-        assert_eq!((totals.cancels, totals.cancelled_in_time, totals.cancels_mistaken), (4, 1, 1));
-        assert_eq!((totals.tasks, totals.inactive, totals.inactive_mistaken), (3, 1, 1));
-        assert!(read.stopped_tasks.is_empty());
+        assert_eq!((totals.ends, totals.timed_out), (9, 2));
+        assert_eq!((totals.cancels, totals.cancelled_in_time, totals.cancels_mistaken), (4, 1, 2));
+        assert_eq!((totals.tasks, totals.inactive, totals.inactive_mistaken), (5, 3, 2));
+        assert!(read.stopped_tasks.is_empty() && read.wrote_on.is_empty());
     }
 
     #[test]

@@ -8,10 +8,12 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use support::daemon::{Daemon, PATIENCE, run};
+use support::disk::{Disk, Flood};
 use support::held::Held;
+use support::restart::House;
 use support::{eventually, eventually_within, is_alive, kill};
 use viv_api::ErrorCode;
-use viv_api::bound::{IdempotencyKey, MemoryBytes, QueueMs, RunningMax, SandboxName, SearchText, TailLines};
+use viv_api::bound::{IdempotencyKey, MemoryBytes, MomentMs, QueueMs, RunningMax, SandboxName, SearchText, TailLines};
 use viv_api::client::Output;
 use viv_api::execution::{Execution, ExecutionState, OutputLine, StartExecution, TimeLimit};
 use viv_api::limits::{Limit, Limits};
@@ -123,6 +125,9 @@ fn x5_after_a_hibernation_nothing_runs_and_outputs_are_still_read() {
         assert_eq!(text(handle.output(5)), said[5..]);
         assert_eq!(text(handle.tail(TailLines::new(2).unwrap(), false)), "2000\nlast words\n");
         assert_eq!(text(handle.search(SearchText::new("last").unwrap(), 0)), "last words\n");
+        let end_ms = done.ended_at_ms.unwrap();
+        assert_eq!(text(handle.output(0).since(MomentMs::nearest(end_ms + 60_000))), "");
+        assert_eq!(text(handle.output(0).since(MomentMs::nearest(done.started_at_ms.unwrap() - 60_000))), said);
         assert_eq!(text(daemon.sandbox(&id).execution(runs.id.clone()).output(0)), "waits\n");
     };
     daemon.wait_for(&id, "it rests", |sandbox| sandbox.phase == Phase::Hibernated);
@@ -294,6 +299,76 @@ fn x3_a_child_that_changed_its_session_and_ignores_term_is_gone_after_a_cancel()
     daemon.assert_nothing_left();
 }
 
+/// One of each kind that could stay: in the foreground, detached, silent, writing, and waiting for a place.
+fn of_every_kind(daemon: &Daemon, id: &SandboxId) -> Vec<ExecutionId> {
+    let limited = |script: &str, detach: bool| StartExecution {
+        detach,
+        limit_ms: Some(TimeLimit::Ms("4000".parse().unwrap())),
+        ..sh(script)
+    };
+    let requests = [
+        limited("sleep 1000", false),
+        limited("while :; do echo word; sleep 0.01; done", false),
+        limited("trap '' TERM; while :; do echo line >> /tmp/lines; sleep 0.01; done", true),
+        alone("echo never", 3_000),
+    ];
+    requests.iter().map(|request| daemon.sandbox(id).start(request, None).unwrap().id).collect()
+}
+
+/// Each of them ends, and says why, though nobody looks at it in particular: the list of all is told by rows.
+fn assert_each_ends_with_a_cause(daemon: &Daemon, executions: &[ExecutionId]) {
+    let until = Instant::now() + SILENCE;
+    for execution in executions {
+        let end = loop {
+            let now = listed(daemon, execution);
+            if now.state.is_final() {
+                break now;
+            }
+            assert!(Instant::now() < until, "it stays: {now:?}\n{}", daemon.said());
+            std::thread::sleep(Duration::from_millis(100));
+        };
+        assert!(end.cause.is_some(), "{end:?}");
+    }
+}
+
+#[test]
+fn x1_nothing_stays_with_an_agent_that_was_killed() {
+    let daemon = Daemon::start();
+    let id = daemon.create().id;
+    let executions = of_every_kind(&daemon, &id);
+    Held::of(daemon.host(&id).agent_pid).kill();
+    assert_each_ends_with_a_cause(&daemon, &executions);
+    daemon.remove(&id);
+    daemon.assert_nothing_left();
+}
+
+#[test]
+fn x1_nothing_stays_on_a_disk_that_is_full() {
+    let disk = Disk::make(&["mkfs.ext4", "-q", "-m", "0"], "loop", 256).unwrap();
+    let mut daemon = Daemon::in_house(House::on_disk(&disk));
+    daemon.run(&[]);
+    let id = daemon.create().id;
+    let before = of_every_kind(&daemon, &id);
+    let flood = Flood::of(&disk);
+    assert_each_ends_with_a_cause(&daemon, &before);
+    // What is begun on it is refused, or ends.
+    let limit = Some(TimeLimit::Ms("3000".parse().unwrap()));
+    let begun: Vec<ExecutionId> = (0..3)
+        .map(|_| StartExecution { limit_ms: limit, ..sh("while :; do echo word; sleep 0.01; done") })
+        .filter_map(|request| daemon.sandbox(&id).start(&request, None).ok())
+        .map(|started| started.id)
+        .collect();
+    assert_each_ends_with_a_cause(&daemon, &begun);
+    flood.make_room();
+    // With room it is as before, or, had it been ended for this, made again.
+    daemon.sandbox(&id).ensure(&EnsureSandbox::default()).unwrap();
+    daemon.wait_for(&id, "it is ready", |sandbox| sandbox.status == Status::Ready);
+    let (said, end) = run(&daemon.sandbox(&id), "echo well");
+    assert_eq!((said.as_str(), end.exit_code), ("well\n", Some(0)));
+    daemon.remove(&id);
+    daemon.assert_nothing_left();
+}
+
 #[test]
 fn x1_nothing_runs_past_its_deadline_with_an_agent_that_stands_still() {
     let daemon = Daemon::start();
@@ -301,6 +376,7 @@ fn x1_nothing_runs_past_its_deadline_with_an_agent_that_stands_still() {
     run(&daemon.sandbox(&id), "echo precious > /root/kept");
     let limited = StartExecution { limit_ms: Some(TimeLimit::Ms("2000".parse().unwrap())), ..sh("sleep 1000") };
     let runs = daemon.sandbox(&id).start(&limited, None).unwrap();
+    let waits = daemon.sandbox(&id).start(&alone("echo never", 2_000), None).unwrap();
     let agent = daemon.host(&id).agent_pid.unwrap();
     kill(agent, Signal::STOP);
     // Nobody looks at it in particular: the list of all is told by rows.
@@ -310,6 +386,7 @@ fn x1_nothing_runs_past_its_deadline_with_an_agent_that_stands_still() {
         std::thread::sleep(Duration::from_millis(200));
     }
     assert_eq!(listed(&daemon, &runs.id).state, ExecutionState::Lost);
+    assert_each_ends_with_a_cause(&daemon, &[waits.id]);
     eventually_within(PATIENCE, "the agent is gone", || !is_alive(agent));
     // Its files were saved before.
     daemon.sandbox(&id).ensure(&EnsureSandbox::default()).unwrap();

@@ -12,14 +12,12 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Output;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use support::daemon::{Daemon, PATIENCE, run};
-use support::disk::Disk;
+use support::disk::{Disk, Flood};
 use support::restart::House;
 use support::{eventually_within, is_alive, pids};
 use viv_api::ErrorCode;
@@ -35,9 +33,6 @@ use viv_core::{Generation, SandboxId};
 const ENDED_WITHIN: Duration = Duration::from_secs(5);
 
 const DISK_MIB: u64 = 256;
-
-/// Who watches the disk has given back all that it will by then.
-const STAYS_FULL: Duration = Duration::from_secs(1);
 
 /// Files of all kinds that somebody worked for.
 const MAKE: &str = "set -e
@@ -62,65 +57,6 @@ const RUNAWAY: &str = "trap '' TERM HUP INT
     setsid setsid sh -c '(trap \"\" TERM HUP INT; echo > /workspace/spins-2; while :; do :; done) & exit' &
     echo > /workspace/spins-3
     while :; do wait; sleep 0.1; done";
-
-/// Somebody who takes all the room that a disk has, and goes on taking what is given back.
-struct Flood {
-    file: PathBuf,
-    is_over: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Flood {
-    /// Comes back when nothing is left, and nothing more is given back.
-    fn of(disk: &Disk) -> Self {
-        let (file, is_over) = (disk.path().join("flood"), Arc::new(AtomicBool::new(false)));
-        let mut filler = File::create(&file).unwrap();
-        let over = is_over.clone();
-        let thread = thread::spawn(move || {
-            while !over.load(Ordering::SeqCst) {
-                for piece_bytes in [1 << 20, 4096] {
-                    while filler.write_all(&vec![7; piece_bytes]).is_ok() {}
-                }
-                thread::sleep(Duration::from_millis(2));
-            }
-        });
-        let flood = Self { file, is_over, thread: Some(thread) };
-        let mut full_since = None;
-        eventually_within(PATIENCE, "nothing is left", || {
-            full_since = if free_bytes(disk) < 4096 { full_since.or_else(|| Some(Instant::now())) } else { None };
-            full_since.is_some_and(|since| since.elapsed() >= STAYS_FULL)
-        });
-        flood
-    }
-
-    /// The disk stays as full as it is, and takes no more.
-    fn rest(&mut self) {
-        self.is_over.store(true, Ordering::SeqCst);
-        if let Some(thread) = self.thread.take() {
-            thread.join().unwrap();
-        }
-    }
-
-    fn make_room(mut self) {
-        self.rest();
-        fs::remove_file(&self.file).unwrap();
-    }
-}
-
-impl Drop for Flood {
-    fn drop(&mut self) {
-        self.is_over.store(true, Ordering::SeqCst);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-        let _ = fs::remove_file(&self.file);
-    }
-}
-
-fn free_bytes(disk: &Disk) -> u64 {
-    let found = rustix::fs::statvfs(disk.path()).unwrap();
-    found.f_bavail * found.f_frsize
-}
 
 /// The place of the records of snapshots is a disk of its own, so that what is given back elsewhere for a moment is no
 /// room for them: whether a save fails is not a matter of who is faster.

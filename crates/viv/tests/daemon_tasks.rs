@@ -6,7 +6,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use support::daemon::{Daemon, PATIENCE, run};
-use support::restart::House;
+use support::restart::{Freezer, FreezerKind, House};
 use viv_api::bound::{
     Argument, Argv, CommandEnv, EffectName, IdempotencyKey, LifetimeMs, ReportsMax, SandboxRef, TaskEffects, TaskFiles,
     TaskMs, TaskRef, TaskSteps, WaitMs,
@@ -369,72 +369,148 @@ fn k5_credentials_are_handed_out_behind_the_gate_only() {
     daemon.assert_nothing_left();
 }
 
-/// How many rounds of the race: few, unless somebody asks for more.
-fn rounds() -> u64 {
-    std::env::var("VIV_TASK_RACES").ok().and_then(|text| text.parse().ok()).unwrap_or(8)
+/// How many races there are: few, unless somebody asks for more.
+fn races() -> usize {
+    std::env::var("VIV_TASK_RACES").ok().and_then(|text| text.parse().ok()).unwrap_or(32)
 }
 
-/// What effects left, as `round` lines: written when one begins.
-fn effects(daemon: &Daemon, id: &SandboxId) -> Vec<String> {
-    let (said, ended) = run(&daemon.sandbox(id), "cat /srv/effects 2>/dev/null; true");
+/// How many are on their way at once, each in a sandbox of its own.
+const ABREAST: usize = 8;
+
+/// How long after they all run the last stop is given, and the daemon dies if it does.
+const WITHIN_MS: u64 = 1_200;
+
+/// Numbers for the races: the same for the same seed, though the machine's own timing is not.
+struct Draw(u64);
+
+impl Draw {
+    /// Any spread will do.
+    fn below(&mut self, most: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % most
+    }
+}
+
+/// The races of this sandbox whose effect has begun: it writes its number first of all.
+fn begun(client: &Client, sandbox: &SandboxId) -> Vec<usize> {
+    let (said, ended) = run(&client.sandbox(sandbox), "cat /root/effects 2>/dev/null; true");
     assert_eq!(ended.exit_code, Some(0), "{said}");
-    said.lines().map(str::to_owned).collect()
+    said.lines().map(|line| line.parse().unwrap()).collect()
+}
+
+fn times(races: &[usize], race: usize) -> usize {
+    races.iter().filter(|one| **one == race).count()
+}
+
+/// A task that does something to the world a moment after it began, and takes another moment for that.
+fn racer(sandbox: &SandboxId, race: usize, draw: &mut Draw) -> CreateTask {
+    // Some would take longer than anybody waits for them.
+    let (after_ms, takes_ms) = (draw.below(1_000), if draw.below(8) == 0 { 60_000 } else { draw.below(400) });
+    let takes = format!("{}.{:03}", takes_ms / 1_000, takes_ms % 1_000);
+    let script = format!(
+        "sleep 0.{after_ms:03}; viv gate --effect push -- sh -ec 'echo {race} >> /root/effects; sleep {takes}'; \
+         sleep 1000"
+    );
+    CreateTask {
+        argv: Some(words(&["/bin/sh", "-c", &script])),
+        effects: push(),
+        keep_alive: true,
+        limits: limits(0, 0),
+        ..in_sandbox(sandbox)
+    }
+}
+
+/// What is said of a task that was stopped, against what it did (K5).
+fn assert_truthful(task: &Task, begun: usize) -> &'static str {
+    let stopped_at_ms = task.stop.as_ref().unwrap().at_ms;
+    assert!(task.grants.iter().all(|grant| grant.at_ms <= stopped_at_ms), "granted after the stop: {task:#?}");
+    let grant = task.grants.last();
+    let never_begun = grant.is_none_or(|grant| grant.what.as_deref() == Some("it was never begun"));
+    match grant.map(|grant| grant.outcome.as_str()) {
+        Some("done") => {
+            assert_eq!((begun, task.state), (1, TaskState::Stopped), "done, and not there: {task:#?}");
+            "done"
+        }
+        Some("unknown") => {
+            assert!(begun <= 1 && task.state == TaskState::EffectUnknown, "{task:#?}");
+            "unknown"
+        }
+        None | Some("failed") if never_begun => {
+            assert_eq!((begun, task.state), (0, TaskState::Stopped), "{task:#?}");
+            "never begun"
+        }
+        Some("failed") => {
+            assert_eq!(task.state, TaskState::Stopped, "{task:#?}");
+            "failed"
+        }
+        other => panic!("{other:?}: {task:#?}"),
+    }
 }
 
 #[test]
 fn k5_stop_against_effect_with_and_without_a_daemon_that_dies() {
-    let mut daemon = Daemon::start();
-    let id = sandbox(&daemon, "box");
-    let mut seed = u64::from_le_bytes(support::fresh_bytes()[..8].try_into().unwrap());
-    let mut below = |most: u64| {
-        // Any spread will do.
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (seed >> 33) % most
-    };
+    let house = House::new();
+    let mut daemon = house.start();
+    let seed = u64::from_le_bytes(support::fresh_bytes()[8..].try_into().unwrap());
+    let mut draw = Draw(seed);
+    let boxes: Vec<SandboxId> = (0..ABREAST).map(|_| support::restart::create(&daemon.client()).id).collect();
     let mut told: Vec<(Task, usize)> = Vec::new();
-    for round in 0..rounds() {
-        let crashes = round % 4 == 3;
-        let script = format!(
-            "sleep 0.{:03}; viv gate --effect push -- sh -c 'echo {round} >> /srv/effects; sleep 0.{:03}'; sleep 1000",
-            below(500),
-            below(400)
-        );
-        let new = CreateTask {
-            argv: Some(words(&["/bin/sh", "-c", &script])),
-            effects: push(),
-            keep_alive: true,
-            ..in_sandbox(&id)
-        };
-        let task = daemon.client().run_task(&new, None).unwrap();
-        until(daemon.client(), &task, "it runs", |now| now.times.started_at_ms.is_some());
-        std::thread::sleep(Duration::from_millis(below(1_200)));
-        if crashes {
-            let wait_ms = Some(WaitMs::new(0).unwrap());
-            daemon.client().stop_task(&TaskRef::from(&task.id), &StopTask { wait_ms }).unwrap();
-            std::thread::sleep(Duration::from_millis(below(300)));
+    let mut count = std::collections::BTreeMap::<(bool, &str), u32>::new();
+    for batch in 0..races().div_ceil(ABREAST) {
+        let dies = batch % 2 == 1;
+        let client = daemon.client();
+        let first = told.len();
+        let tasks: Vec<Task> = (boxes.iter().zip(first..))
+            .map(|(sandbox, race)| client.run_task(&racer(sandbox, race, &mut draw), None).unwrap())
+            .collect();
+        for task in &tasks {
+            until(&client, task, "it runs", |now| now.times.started_at_ms.is_some());
+        }
+        let stops: Vec<(Task, u64)> = tasks.iter().map(|task| (task.clone(), draw.below(WITHIN_MS))).collect();
+        let asked = stops.into_iter().map(|(task, after_ms)| {
+            let client = daemon.client();
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(after_ms));
+                let wait_ms = Some(WaitMs::new(0).unwrap());
+                // One that is not answered is asked again.
+                client.stop_task(&TaskRef::from(&task.id), &StopTask { wait_ms }).is_ok()
+            })
+        });
+        let asked: Vec<_> = asked.collect();
+        if dies {
+            std::thread::sleep(Duration::from_millis(draw.below(WITHIN_MS)));
             daemon.kill();
-            daemon.restart();
         }
-        let ended = stop(daemon.client(), &task);
-        assert!(ended.state.is_final(), "{ended:#?}");
-        // It is acknowledged: what is there now is all that there will be.
-        let there = effects(&daemon, &id).iter().filter(|line| **line == round.to_string()).count();
-        told.push((ended, there));
-    }
-    let all = effects(&daemon, &id);
-    for (round, (task, then)) in told.iter().enumerate() {
-        let now = all.iter().filter(|line| **line == round.to_string()).count();
-        assert_eq!(now, *then, "an effect began after the stop was acknowledged: {task:#?}");
-        let outcome = task.grants.last().map(|grant| grant.outcome.as_str());
-        match outcome {
-            Some("done") => assert_eq!(now, 1, "done, and not there: {task:#?}"),
-            Some("unknown") => assert_eq!(task.state, TaskState::EffectUnknown, "{task:#?}"),
-            None | Some("failed") => assert_eq!((now, task.state), (0, TaskState::Stopped), "{task:#?}"),
-            other => panic!("{other:?}: {task:#?}"),
+        let durable: Vec<bool> = asked.into_iter().map(|thread| thread.join().unwrap()).collect();
+        assert!(dies || durable.iter().all(|durable| *durable), "{durable:?}");
+        if dies {
+            daemon = house.start();
+        }
+        let client = daemon.client();
+        for (task, durable) in tasks.iter().zip(durable) {
+            let now = client.task(&TaskRef::from(&task.id)).unwrap();
+            assert!(!durable || now.stop.is_some(), "a stop that was answered is gone: {now:#?}");
+        }
+        for ((task, sandbox), race) in tasks.iter().zip(&boxes).zip(first..) {
+            let ended = stop(&client, task);
+            assert!(ended.state.is_final(), "{ended:#?}");
+            // It is acknowledged: what is there now is all that there will be.
+            let then = times(&begun(&client, sandbox), race);
+            *count.entry((dies, assert_truthful(&ended, then))).or_default() += 1;
+            told.push((ended, then));
         }
     }
-    daemon.remove(&id);
-    daemon.assert_nothing_left();
+    let client = daemon.client();
+    let all: Vec<usize> = boxes.iter().flat_map(|sandbox| begun(&client, sandbox)).collect();
+    for (race, (task, then)) in told.iter().enumerate() {
+        assert_eq!(times(&all, race), *then, "an effect began after the stop was acknowledged: {task:#?}");
+        assert_eq!(client.task(&TaskRef::from(&task.id)).unwrap(), *task, "what was said is said of it still");
+    }
+    eprintln!("{} races, seed {seed}; by (daemon dies, what came of the effect): {count:?}", told.len());
+    for sandbox in &boxes {
+        client.sandbox(sandbox).delete(None).unwrap();
+    }
+    house.assert_nothing_left();
 }
 
 /// The rule's 3 s, and as much again and more for a loaded machine.
@@ -469,6 +545,48 @@ fn k2_incident_40_a_stop_is_carried_out_by_the_standby() {
     house.assert_nothing_left();
 }
 
+/// The takeover's 3 s and the 5 s of a stop (J8, K2), and as much again for a loaded machine.
+const CARRIED_OUT_WITHIN: Duration = Duration::from_secs(2 * (3 + 5));
+
+#[test]
+fn k2_incident_40_an_owner_that_thaws_after_the_stop_changes_nothing() {
+    let Some(freezer) = Freezer::find(FreezerKind::HoldsTheDead) else { return };
+    let house = House::new();
+    // One that would do something to the world at any moment, and one that is never stopped.
+    let script = "while :; do viv gate --effect push -- sh -ec 'echo done >> /root/effects'; sleep 0.05; done";
+    let acts = CreateTask {
+        argv: Some(words(&["sh", "-c", script])),
+        effects: push(),
+        keep_alive: true,
+        ..CreateTask::default()
+    };
+    let waits = CreateTask { argv: Some(words(&["sleep", "1000"])), limits: limits(0, 0), ..CreateTask::default() };
+    let mut owner = house.start();
+    let (acts, waits) = (owner.client().run_task(&acts, None).unwrap(), owner.client().run_task(&waits, None).unwrap());
+    until(&owner.client(), &acts, "it acts", |now| now.grants.len() > 2);
+    until(&owner.client(), &waits, "it runs", |now| now.times.started_at_ms.is_some());
+    let standby = house.stand_by();
+    let frozen_at = Instant::now();
+    freezer.freeze(&owner);
+    support::eventually_within(CARRIED_OUT_WITHIN, "the standby serves", || standby.serves());
+    let client = standby.client();
+    let stopped = stop(&client, &acts);
+    assert!(frozen_at.elapsed() < CARRIED_OUT_WITHIN, "{:?}: {stopped:#?}", frozen_at.elapsed());
+    assert!(matches!(stopped.state, TaskState::Stopped | TaskState::EffectUnknown), "{stopped:#?}");
+    assert!(support::is_alive(owner.pid()), "it was to be frozen, and is gone");
+    let effects = || run(&client.sandbox(&stopped.sandbox), "wc -l < /root/effects").0;
+    let then = effects();
+
+    freezer.thaw();
+    owner.assert_killed();
+    assert_eq!(client.task(&TaskRef::from(&acts.id)).unwrap(), stopped);
+    assert_eq!(effects(), then, "something was done to the world after the stop was acknowledged");
+    assert!(!client.task(&TaskRef::from(&waits.id)).unwrap().state.is_final());
+    assert_eq!(stop(&client, &waits).state, TaskState::Stopped);
+    client.sandbox(&stopped.sandbox).delete(None).unwrap();
+    house.assert_nothing_left();
+}
+
 #[test]
 fn k7_the_command_line_runs_follows_stops_and_shows() {
     let daemon = Daemon::start();
@@ -496,6 +614,29 @@ fn k7_the_command_line_runs_follows_stops_and_shows() {
     assert!(!out.contains(&task) && out.contains(&sleeping), "{out}");
     let (_, out, _) = viv(&["task", "timeline", &sleeping]);
     assert!(out.contains("stop_requested") && out.contains("confirmed (stopped)"), "{out}");
+    // A part of what was written, also after its sandbox is gone.
+    let lines = "for n in 1 2 3 4 5; do echo line $n; done; echo other";
+    let (code, out, error) = viv(&["task", "run", "--step", lines, "--step", "echo line six"]);
+    assert_eq!((code, out.lines().count()), (Some(0), 7), "{error}");
+    let wrote = error.lines().next().unwrap().trim_start_matches("viv: ").to_owned();
+    assert_eq!(viv(&["task", "logs", "--tail", "2", &wrote]).1, "line 5\nother\nline six\n");
+    assert_eq!(viv(&["task", "logs", "--step", "0", "--search", "line 4", &wrote]).1, "line 4\n");
+    assert_eq!(viv(&["task", "logs", "--search", "nowhere", &wrote]).1, "");
+    assert_eq!(viv(&["task", "logs", "--since", "1h", &wrote]).1.lines().count(), 7);
+    // A mistake is marked, shown, counted, and taken back.
+    let (code, out, error) = viv(&["task", "mark", &sleeping, "--mistaken", "--why", "it was thinking"]);
+    assert!(code == Some(0) && out.contains("marked as mistaken"), "{out}{error}");
+    assert!(viv(&["task", "show", &sleeping]).1.contains("it was thinking"));
+    let counted = |times: u64| {
+        let stats: serde_json::Value = serde_json::from_str(&viv(&["--json", "stats", "--slo"]).1).unwrap();
+        let slo = stats["slo"].as_array().unwrap().iter().find(|one| one["name"] == "cancel_mistaken").unwrap();
+        assert_eq!((slo["numerator"].as_u64(), slo["denominator"].as_u64()), (Some(times), Some(1)), "{slo}");
+    };
+    counted(1);
+    assert_eq!(viv(&["task", "mark", &sleeping, "--right"]).0, Some(0));
+    counted(0);
+    assert_eq!(viv(&["task", "mark", &task, "--mistaken"]).0, Some(4), "it ended by itself");
+    assert_eq!(viv(&["task", "mark", &sleeping]).0, Some(2));
     let (_, out, _) = viv(&["--json", "task", "show", &task]);
     let shown: Task = serde_json::from_str(&out).unwrap();
     assert_eq!(shown.state, TaskState::Failed);

@@ -80,4 +80,5 @@ async def main(viv, env):
     print(json.dumps(seen))
 
 
-anyio.run(main, sys.argv[1], json.loads(sys.argv[2]))
+if __name__ == "__main__":
+    anyio.run(main, sys.argv[1], json.loads(sys.argv[2]))

@@ -216,6 +216,10 @@ number!(
     StepNumber, "a step", 0, viv_core::task::STEPS_MAX as u64 - 1
 );
 number!(
+    /// A moment, in milliseconds since 1970.
+    MomentMs, "a moment in milliseconds", 0, NUMBER_MAX
+);
+number!(
     /// How long a key is good for.
     KeyLifetimeMs, "a key's lifetime in milliseconds", 60_000, 3_650 * DAY_MS
 );

@@ -5,7 +5,7 @@ use viv_core::{ExecutionId, Generation};
 use super::http::Call;
 use super::stream::{Lines, Patience};
 use super::{Client, ClientError, Result};
-use crate::bound::{Offset, SandboxRef, SearchText, TailLines};
+use crate::bound::{MomentMs, Offset, SandboxRef, SearchText, TailLines};
 use crate::execution::{OutputChunk, OutputCut, OutputEnd, OutputLine, Range};
 use crate::query::{OutputQuery, encode};
 use crate::{header, path};
@@ -28,6 +28,7 @@ pub struct Output<'a> {
     /// Where to begin, until something was read.
     tail: Option<TailLines>,
     search: Option<SearchText>,
+    since: Option<MomentMs>,
 }
 
 impl<'a> Output<'a> {
@@ -60,15 +61,26 @@ impl<'a> Output<'a> {
             over: false,
             tail: None,
             search: None,
+            since: None,
         }
     }
 
-    pub(super) fn tail(self, lines: TailLines) -> Self {
+    /// From the last so many lines on.
+    #[must_use]
+    pub fn tail(self, lines: TailLines) -> Self {
         Self { tail: Some(lines), ..self }
     }
 
-    pub(super) fn search(self, text: SearchText) -> Self {
+    /// Only lines with this in them, of what there is.
+    #[must_use]
+    pub fn search(self, text: SearchText) -> Self {
         Self { search: Some(text), ..self }
+    }
+
+    /// Only what was written then or later.
+    #[must_use]
+    pub fn since(self, moment: MomentMs) -> Self {
+        Self { since: Some(moment), ..self }
     }
 
     /// Where the next byte stands: where another reader would have to begin.
@@ -83,6 +95,7 @@ impl<'a> Output<'a> {
             follow: self.follow,
             tail: self.tail,
             search: self.search.clone(),
+            since_ms: self.since,
             generation: None,
         };
         let mut call = Call::get(self.path.clone() + &encode(&query)).streams(header::NDJSON);

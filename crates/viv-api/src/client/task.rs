@@ -7,7 +7,7 @@ use crate::bound::{IdempotencyKey, TaskRef};
 use crate::page::Page;
 use crate::path::{self, fill};
 use crate::query::{self, encode};
-use crate::task::{ContinueTask, CreateTask, StopTask, Task, TaskTimeline};
+use crate::task::{ContinueTask, CreateTask, MarkTask, StopTask, Task, TaskTimeline};
 
 impl Client {
     /// Runs a task. With a key, asking again runs no second one.
@@ -40,6 +40,11 @@ impl Client {
     /// Goes on with a task.
     pub fn continue_task(&self, task: &TaskRef, request: &ContinueTask) -> Result<Task> {
         self.http.ask(Call::post(fill(path::TASK_CONTINUE, &[task.as_str()])).json(request).waits(request.wait_ms))
+    }
+
+    /// Says that a task should not have been ended, or takes that back.
+    pub fn mark_task(&self, task: &TaskRef, request: &MarkTask) -> Result<Task> {
+        self.http.ask(Call::post(fill(path::TASK_MARK, &[task.as_str()])).json(request))
     }
 
     /// What happened to a task.

@@ -1,6 +1,8 @@
 //! The one way by which a task changes.
 
-use super::{Came, EffectOutcome, Ending, GRANTS_MAX, Grant, RUNS_MAX, StopAsked, Task, TaskCause, TaskExecution};
+use super::{
+    Came, EffectOutcome, Ending, GRANTS_MAX, Grant, Mark, RUNS_MAX, StopAsked, Task, TaskCause, TaskExecution,
+};
 use super::{TaskState, TaskTimes};
 use crate::exec::{ExecSpec, ExecState};
 use crate::id::{ExecutionId, Generation, RequestId, SandboxId};
@@ -113,6 +115,15 @@ pub enum TaskEvent {
         /// Whether its sandbox stays after that.
         keep_alive: bool,
     },
+    /// Somebody says that it should not have been ended, or takes that back (O2).
+    Marked {
+        /// Who.
+        by: Actor,
+        /// Whether it should not have been.
+        mistaken: bool,
+        /// In words.
+        why: Option<String>,
+    },
 }
 
 /// Why something is refused.
@@ -140,6 +151,8 @@ pub enum TaskDenial {
     NoGrant,
     /// It was not kept, so there is nothing to go on with.
     NotKept,
+    /// It ended by itself, so nobody can have been mistaken.
+    NotEnded,
 }
 
 /// What came of an event.
@@ -194,11 +207,13 @@ fn over(task: &Task, event: &TaskEvent, now_ms: u64) -> TaskStepped {
                 reported: 0,
                 note: None,
                 deadline_ms: None,
+                mark: None,
                 times: TaskTimes { requested_at_ms: now_ms, ..TaskTimes::default() },
                 ..task.clone()
             };
             TaskStepped::Accepted(Box::new(next))
         }
+        TaskEvent::Marked { by, mistaken, why } => marked(task, by, *mistaken, why.as_ref(), now_ms),
         TaskEvent::Asked { .. } | TaskEvent::Reported { .. } => TaskStepped::Denied(TaskDenial::Over),
         TaskEvent::EffectEnded { request, .. } => known(task, request),
         TaskEvent::TakenUp
@@ -218,6 +233,20 @@ fn over(task: &Task, event: &TaskEvent, now_ms: u64) -> TaskStepped {
         | TaskEvent::Killed
         | TaskEvent::Confirmed => TaskStepped::Ignored,
     }
+}
+
+/// Said again it is the same, unless for another reason.
+fn marked(task: &Task, by: &Actor, mistaken: bool, why: Option<&String>, now_ms: u64) -> TaskStepped {
+    if !task.was_ended() {
+        return TaskStepped::Denied(TaskDenial::NotEnded);
+    }
+    let mark = match (&task.mark, mistaken) {
+        (None, false) => return TaskStepped::Ignored,
+        (Some(mark), true) if why.is_none() || mark.why.as_ref() == why => return TaskStepped::Ignored,
+        (Some(_), false) => None,
+        (None | Some(_), true) => Some(Mark { by: by.clone(), at_ms: now_ms, why: why.cloned() }),
+    };
+    TaskStepped::Accepted(Box::new(Task { version: task.version + 1, mark, ..task.clone() }))
 }
 
 fn known(task: &Task, request: &RequestId) -> TaskStepped {
@@ -284,7 +313,7 @@ fn living(task: &mut Task, event: &TaskEvent, now_ms: u64) -> Result<(), TaskDen
             task.times.killed_at_ms = Some(now_ms);
         }
         TaskEvent::Confirmed => confirmed(task, now_ms),
-        TaskEvent::Continued { .. } => return Err(TaskDenial::NotOver),
+        TaskEvent::Continued { .. } | TaskEvent::Marked { .. } => return Err(TaskDenial::NotOver),
         // What came too late, or twice.
         TaskEvent::TakenUp
         | TaskEvent::Moved { .. }

@@ -165,6 +165,31 @@ fn k6_a_session_is_kept_unless_the_sandbox_is_another() {
     assert_eq!(denied(&not_kept, &more), TaskDenial::NotKept);
 }
 
+fn mark(mistaken: bool, why: Option<&str>) -> TaskEvent {
+    TaskEvent::Marked { by: Actor::part("user"), mistaken, why: why.map(str::to_owned) }
+}
+
+#[test]
+fn o2_what_was_ended_can_be_marked_as_mistaken_and_that_be_taken_back() {
+    let stopped = after(&running(1), &stop());
+    assert_eq!(denied(&stopped, &mark(true, None)), TaskDenial::NotOver);
+    let over = after(&stopped, &TaskEvent::Confirmed);
+    assert_eq!(step(&over, &mark(false, None), 10), TaskStepped::Ignored);
+    let marked = after(&over, &mark(true, Some("it was well")));
+    assert_eq!((marked.state, marked.version), (over.state, over.version + 1));
+    assert_eq!(marked.mark.as_ref().and_then(|mark| mark.why.as_deref()), Some("it was well"));
+    for same in [mark(true, None), mark(true, Some("it was well"))] {
+        assert_eq!(step(&marked, &same, 11), TaskStepped::Ignored, "said again");
+    }
+    let reason = after(&marked, &mark(true, Some("another")));
+    assert_eq!(reason.mark.unwrap().why.as_deref(), Some("another"));
+    assert_eq!(after(&marked, &mark(false, None)).mark, None);
+    let again = TaskEvent::Continued { steps: over.steps.clone(), limits: over.limits, keep_alive: true };
+    assert_eq!(after(&marked, &again).mark, None, "another run, another end");
+    let done = after(&after(&running(1), &exited(0, 0)), &TaskEvent::Confirmed);
+    assert_eq!(denied(&done, &mark(true, None)), TaskDenial::NotEnded);
+}
+
 fn any_event() -> impl Strategy<Value = TaskEvent> {
     let step = 0_u32..3;
     let state = prop_oneof![
@@ -194,6 +219,7 @@ fn any_event() -> impl Strategy<Value = TaskEvent> {
         1 => Just(TaskEvent::Killed),
         2 => Just(TaskEvent::Confirmed),
         1 => Just(TaskEvent::Continued { steps: Vec::new(), limits: TaskLimits::default(), keep_alive: true }),
+        1 => any::<bool>().prop_map(|mistaken| mark(mistaken, None)),
     ]
 }
 
@@ -220,7 +246,10 @@ proptest! {
             };
             let next = *next;
             prop_assert_eq!(next.version, task.version + 1);
-            if matches!(event, TaskEvent::Continued { .. }) {
+            if matches!(event, TaskEvent::Marked { .. }) {
+                prop_assert!(model.is_over && task.was_ended());
+                prop_assert_eq!(&Task { mark: task.mark.clone(), version: task.version, ..next.clone() }, &task);
+            } else if matches!(event, TaskEvent::Continued { .. }) {
                 prop_assert!(model.is_over && next.run == task.run + 1);
                 model = Model::default();
             } else {

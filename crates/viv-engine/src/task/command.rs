@@ -147,6 +147,17 @@ impl Engine {
         Ok(task)
     }
 
+    /// Records somebody's word that a task should not have been ended, or that it should have been (O2).
+    pub async fn mark_task(
+        &self,
+        id: &TaskId,
+        by: Actor,
+        mistaken: bool,
+        why: Option<String>,
+    ) -> Result<Task, EngineError> {
+        self.apply_task(id, &TaskEvent::Marked { by, mistaken, why }).await
+    }
+
     /// Goes on with a task that is over (K6), and answers when that is durable.
     pub async fn continue_task(&self, id: &TaskId, request: ContinueTask) -> Result<Task, EngineError> {
         let inner = &self.inner;

@@ -140,7 +140,7 @@ impl Engine {
             Phase::Ready | Phase::Verifying { .. } => {
                 let which = Which::Id(task.sandbox.clone());
                 match self.look_into(&task.project, &which, Some(generation)).await {
-                    Ok(handle) => (Tree::Held, Some(handle)),
+                    Ok(handle) => (Tree::Held, Some(handle.used_by(actor(&task.id)))),
                     Err(EngineError::Store(error)) => return Err(EngineError::Store(error)),
                     // It has turned since.
                     Err(_) => (Tree::Leaving, None),

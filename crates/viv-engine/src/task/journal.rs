@@ -29,7 +29,7 @@ pub(super) fn line(task: &Task, kind: &str, by: Actor, now_ms: u64, mut data: Va
 pub(super) fn lines(before: &Task, next: &Task, event: &TaskEvent, now_ms: u64) -> Vec<NewLine> {
     let us = || actor(&next.id);
     let by = match event {
-        TaskEvent::Stop { by } => by.clone(),
+        TaskEvent::Stop { by } | TaskEvent::Marked { by, .. } => by.clone(),
         _ => us(),
     };
     let mut lines = Vec::new();
@@ -44,6 +44,10 @@ pub(super) fn lines(before: &Task, next: &Task, event: &TaskEvent, now_ms: u64) 
         TaskEvent::Stop { .. } => {
             let in_flight = next.stop.as_ref().and_then(|stop| stop.effect_in_flight.clone());
             tell("task.stop_requested", by.clone(), json!({ "effect_in_flight": in_flight }));
+        }
+        TaskEvent::Marked { mistaken, why, .. } => {
+            let data = json!({ "mistaken": mistaken, "state": next.state, "why": why });
+            tell("task.marked", by.clone(), data);
         }
         TaskEvent::Killed => tell("task.killed", us(), json!({ "executions": next.executions.len() })),
         TaskEvent::Starting { .. }

@@ -1,7 +1,5 @@
 //! What goes in and out of an execution: output as lines of JSON, input as bytes.
 
-use std::collections::VecDeque;
-
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -17,7 +15,7 @@ use viv_engine::{EngineError, Handle};
 use viv_provider::{OutputStream, ProviderError};
 
 use super::executions::{USUAL, is_frozen};
-use super::select::{TAIL_BYTES, Told, found, tail_offset};
+use super::select::{TAIL_BYTES, Told, Younger, found, tail_offset};
 use crate::api::{Method, Op, Table};
 use crate::auth::Need;
 use crate::body::whole;
@@ -97,33 +95,25 @@ async fn open(
         return Ok(Source::Queued(row));
     }
     let kept = state.engine().kept_output(&row.sandbox, execution).await?.unwrap_or_default();
-    let whole = || Told(kept.since(0).collect());
-    let offset = match query.tail {
-        Some(lines) => tail_offset(&mut whole(), lines.get()).await.map_err(EngineError::Provider)?,
-        None => query.offset.map_or(0, viv_api::bound::Offset::get),
-    };
-    let mut events: VecDeque<OutputEvent> = kept.since(offset).collect();
+    let mut events = super::select::told(|offset| kept.since(offset).collect(), query).await;
     // Of what is not there at all, not even its cut is known.
-    if kept.events.is_empty() && row.status().is_some_and(|status| status.output_bytes > offset) {
-        let to = row.status().map_or(offset, |status| status.output_bytes);
+    let offset = query.offset.map_or(0, viv_api::bound::Offset::get);
+    let missing = row.status().map(|status| status.output_bytes).filter(|bytes| *bytes > offset);
+    if let Some(to) = missing.filter(|_| kept.events.is_empty() && query.search.is_none()) {
         events.push_back(OutputEvent::Cut { from: offset, to });
-    }
-    if let Some(text) = &query.search {
-        let found = found(&mut Told(events), text.as_str()).await.map_err(EngineError::Provider)?;
-        events = found.0;
     }
     Ok(Source::Row { row, source: Told(events) })
 }
 
 /// Attaches where it is asked for.
-async fn begin(
+pub(super) async fn begin(
     handle: &Handle,
     execution: &ExecutionId,
     query: &OutputQuery,
 ) -> Result<Box<dyn OutputStream>, EngineError> {
     let offset = query.offset.map_or(0, viv_api::bound::Offset::get);
     if let Some(text) = &query.search {
-        let mut source = handle.attach(execution, offset, false).await?;
+        let mut source = Younger::of(handle.attach(execution, offset, false).await?, query.since_ms);
         let (mut lines, end) = found(source.as_mut(), text.as_str()).await.map_err(EngineError::Provider)?;
         lines.extend(end.map(OutputEvent::End));
         return Ok(Box::new(Told(lines)));
@@ -136,7 +126,7 @@ async fn begin(
             tail_offset(source.as_mut(), lines.get()).await.map_err(EngineError::Provider)?
         }
     };
-    handle.attach(execution, offset, query.follow).await
+    Ok(Younger::of(handle.attach(execution, offset, query.follow).await?, query.since_ms))
 }
 
 /// Hands on what comes, after what has to be waited for.

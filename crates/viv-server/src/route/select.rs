@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 
 use async_trait::async_trait;
+use viv_api::bound::{MomentMs, Offset};
+use viv_api::query::OutputQuery;
 use viv_core::exec::{ExecStatus, OutputEvent, Stream};
 use viv_provider::{OutputStream, ProviderError};
 
@@ -26,6 +28,72 @@ impl OutputStream for Told {
     async fn next(&mut self) -> Result<Option<OutputEvent>, ProviderError> {
         Ok(self.0.pop_front())
     }
+}
+
+/// Only what was written at a moment or later.
+pub(super) struct Younger {
+    source: Box<dyn OutputStream>,
+    since_ms: u64,
+    /// A gap before the first piece that is young enough: nobody knows when that was written.
+    gap: Option<OutputEvent>,
+    next: VecDeque<OutputEvent>,
+    begun: bool,
+}
+
+impl Younger {
+    /// Of this, if a moment was named.
+    pub(super) fn of(source: Box<dyn OutputStream>, since_ms: Option<MomentMs>) -> Box<dyn OutputStream> {
+        match since_ms.map(MomentMs::get) {
+            None => source,
+            Some(since_ms) => Box::new(Self { source, since_ms, gap: None, next: VecDeque::new(), begun: false }),
+        }
+    }
+
+    fn take(&mut self, event: OutputEvent) {
+        match &event {
+            OutputEvent::Chunk { at_ms, .. } if !self.begun && *at_ms < self.since_ms => self.gap = None,
+            OutputEvent::Cut { .. } if !self.begun => self.gap = Some(event),
+            OutputEvent::Chunk { .. } => {
+                self.begun = true;
+                self.next.extend(self.gap.take());
+                self.next.push_back(event);
+            }
+            OutputEvent::Cut { .. } | OutputEvent::End(_) => self.next.push_back(event),
+        }
+    }
+}
+
+#[async_trait]
+impl OutputStream for Younger {
+    async fn next(&mut self) -> Result<Option<OutputEvent>, ProviderError> {
+        loop {
+            if let Some(event) = self.next.pop_front() {
+                return Ok(Some(event));
+            }
+            match self.source.next().await? {
+                Some(event) => self.take(event),
+                None => return Ok(None),
+            }
+        }
+    }
+}
+
+/// What there is of an output that nobody runs, as it is asked for: its end, the lines with something in them, or all
+/// from an offset on.
+pub(super) async fn told(all: impl Fn(u64) -> VecDeque<OutputEvent>, query: &OutputQuery) -> VecDeque<OutputEvent> {
+    let offset = match query.tail {
+        Some(lines) => tail_offset(&mut Told(all(0)), lines.get()).await.unwrap_or(0),
+        None => query.offset.map_or(0, Offset::get),
+    };
+    let mut source = Younger::of(Box::new(Told(all(offset))), query.since_ms);
+    if let Some(text) = &query.search {
+        return found(source.as_mut(), text.as_str()).await.map(|(lines, _)| lines).unwrap_or_default();
+    }
+    let mut events = VecDeque::new();
+    while let Ok(Some(event)) = source.next().await {
+        events.push_back(event);
+    }
+    events
 }
 
 /// Where the last so many lines begin, of what there is.
@@ -128,13 +196,41 @@ mod tests {
 
     fn told(pieces: &[&str]) -> Told {
         let mut offset = 0;
-        let chunk = |piece: &&str| {
+        let chunk = |(at_ms, piece): (u64, &&str)| {
             let data = piece.as_bytes().to_vec();
-            let event = OutputEvent::Chunk { offset, stream: Stream::Stdout, at_ms: 0, data };
+            let event = OutputEvent::Chunk { offset, stream: Stream::Stdout, at_ms, data };
             offset += piece.len() as u64;
             event
         };
-        Told(pieces.iter().map(chunk).collect())
+        Told((0..).zip(pieces).map(chunk).collect())
+    }
+
+    async fn text(mut source: Box<dyn OutputStream>) -> String {
+        let mut text = String::new();
+        while let Some(event) = source.next().await.unwrap() {
+            match event {
+                OutputEvent::Chunk { data, .. } => text.push_str(std::str::from_utf8(&data).unwrap()),
+                OutputEvent::Cut { from, to } => text.push_str(&format!("[{from}..{to}]")),
+                OutputEvent::End(_) => text.push('.'),
+            }
+        }
+        text
+    }
+
+    #[tokio::test]
+    async fn x2_what_is_older_is_left_out_with_its_gaps() {
+        let since = |moment_ms: u64| Some(MomentMs::new(moment_ms).unwrap());
+        let all = || {
+            let mut all = told(&["a", "b", "c", "d"]);
+            all.0.insert(1, OutputEvent::Cut { from: 1, to: 1 });
+            all.0.insert(4, OutputEvent::Cut { from: 3, to: 3 });
+            Box::new(all)
+        };
+        assert_eq!(text(Younger::of(all(), None)).await, "a[1..1]bc[3..3]d");
+        assert_eq!(text(Younger::of(all(), since(0))).await, "a[1..1]bc[3..3]d");
+        assert_eq!(text(Younger::of(all(), since(1))).await, "[1..1]bc[3..3]d");
+        assert_eq!(text(Younger::of(all(), since(2))).await, "c[3..3]d");
+        assert_eq!(text(Younger::of(all(), since(9))).await, "");
     }
 
     #[tokio::test]

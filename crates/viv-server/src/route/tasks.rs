@@ -1,5 +1,6 @@
 //! Tasks: run, list, look at, stop, go on, read (K1 to K7).
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use axum::extract::State;
@@ -13,18 +14,20 @@ use viv_api::path;
 use viv_api::query::{ListTasks, OutputQuery};
 use viv_api::sandbox::CreateSandbox;
 use viv_api::task::{
-    ContinueTask, CreateTask, StopTask, Task, TaskCame, TaskEffect, TaskEnding, TaskGrant, TaskStepShown,
-    TaskStopAsked, TaskTimeline, TaskTimes,
+    ContinueTask, CreateTask, MarkTask, StopTask, Task, TaskCame, TaskEffect, TaskEnding, TaskGrant, TaskMark,
+    TaskStepShown, TaskStopAsked, TaskTimeline, TaskTimes,
 };
 use viv_core::TaskId;
 use viv_core::exec::{ExecState, ExecStatus, OutputEvent, Stream};
 use viv_core::task as core;
 use viv_engine::{EngineError, Handle, Which};
 use viv_provider::OutputStream;
-use viv_store::TaskQuery;
+use viv_store::{TaskOutput, TaskQuery};
 
+use super::output::begin;
 use super::page_limit;
 use super::sandboxes::wait;
+use super::select::told;
 use crate::api::{Method, Op, Table};
 use crate::auth::{Caller, Need};
 use crate::extract::{Json, MaybeJson, Params, Query, Repeatable, body_hash, found};
@@ -38,6 +41,9 @@ const STOP_WAIT: Duration = Duration::from_secs(10);
 
 /// Where a source goes when nothing was said.
 const SOURCE_PATH: &str = "/workspace/source";
+
+/// Of what was kept of an output, told at once.
+const PIECE_BYTES: usize = 32 << 10;
 
 const CURSOR: &str = "^[0-9]{1,15}\\.tsk_[a-z0-9]{1,48}$";
 
@@ -69,6 +75,11 @@ pub(super) fn tell(table: &mut impl Table) {
         .gives::<Task>(202, "It is durable, and is carried out by itself.")
         .fails(&[ErrorCode::Conflict, ErrorCode::Draining]);
     table.on(Method::Post, path::TASK_CONTINUE, go_on, continue_op);
+    let mark_op = one("markTask", Need::Change, "Say that a task should not have been ended, or take that back")
+        .json::<MarkTask>()
+        .gives::<Task>(200, "It is durable.")
+        .fails(&[ErrorCode::Conflict]);
+    table.on(Method::Post, path::TASK_MARK, mark, mark_op);
     let timeline_op = one("getTaskTimeline", Need::Read, "What happened to a task in its last run, in order")
         .gives::<TaskTimeline>(200, "What happened.");
     table.on(Method::Get, path::TASK_TIMELINE, timeline, timeline_op);
@@ -262,6 +273,13 @@ async fn go_on(
     Ok(show::json(StatusCode::ACCEPTED, &shown(&task)))
 }
 
+async fn mark(State(state): State<ServerState>, caller: Caller, params: Params, Json(body): Json<MarkTask>) -> Answer {
+    let id = meant(&state, &caller, &params).await?.id;
+    let (engine, by, why) = (state.engine().clone(), caller.actor(), body.why.map(|why| why.to_string()));
+    let task = regardless(async move { engine.mark_task(&id, by, body.mistaken, why).await }).await?;
+    Ok(show::ok(&shown(&task)))
+}
+
 async fn logs(
     State(state): State<ServerState>,
     caller: Caller,
@@ -279,10 +297,9 @@ async fn logs(
         );
         return Err(error.hint("viv task show says how it stands").into());
     };
-    let offset = query.offset.map_or(0, viv_api::bound::Offset::get);
     let which = Which::Id(task.sandbox.clone());
     let live = match state.engine().look_into(&task.project, &which, Some(execution.generation)).await {
-        Ok(handle) => handle.attach(&execution.id, offset, query.follow).await.map(|source| (handle, source)),
+        Ok(handle) => begin(&handle, &execution.id, &query).await.map(|source| (handle, source)),
         Err(error) => Err(error),
     };
     let clock = state.clone();
@@ -292,7 +309,7 @@ async fn logs(
         Ok((handle, source)) => Ok(pieces(NDJSON, (every, alive), until_end, |out| copied(state, handle, source, out))),
         // It ends with its sandbox, and what was kept of it is told then.
         Err(error) if !task.state.is_final() && execution.ended.is_none() && !is_gone(&error) => Err(error.into()),
-        Err(_) => Ok(pieces(NDJSON, (every, alive), until_end, |out| kept(state, task, execution, offset, out))),
+        Err(_) => Ok(pieces(NDJSON, (every, alive), until_end, |out| kept(state, task, execution, query, out))),
     }
 }
 
@@ -313,30 +330,30 @@ async fn copied(state: ServerState, handle: Handle, mut source: Box<dyn OutputSt
     }
 }
 
-/// What was kept of an output whose sandbox is gone.
-async fn kept(state: ServerState, task: core::Task, execution: core::TaskExecution, offset: u64, out: Pieces) {
+/// What was kept of an output, from an offset on.
+fn stored(kept: Option<&TaskOutput>, offset: u64, at_ms: u64) -> VecDeque<OutputEvent> {
+    let Some(kept) = kept else { return VecDeque::new() };
+    let cut = (offset < kept.offset).then_some(OutputEvent::Cut { from: offset, to: kept.offset });
+    let from = offset.max(kept.offset);
+    let data = kept.data.get((from - kept.offset) as usize..).unwrap_or_default();
+    let chunk = |(at, piece): (u64, &[u8])| OutputEvent::Chunk {
+        offset: from + at * PIECE_BYTES as u64,
+        stream: Stream::Stdout,
+        at_ms,
+        data: piece.to_vec(),
+    };
+    cut.into_iter().chain((0..).zip(data.chunks(PIECE_BYTES)).map(chunk)).collect()
+}
+
+/// What was kept of an output whose sandbox is gone. When a part of it was written is not known any more: all of it is
+/// told as written at its end.
+async fn kept(state: ServerState, task: core::Task, execution: core::TaskExecution, query: OutputQuery, out: Pieces) {
     let Ok(kept) = state.engine().task_output(&task.id, &execution.id).await else { return };
-    let mut end = offset;
-    if let Some(kept) = kept {
-        end = kept.offset + kept.data.len() as u64;
-        if offset < kept.offset {
-            let cut = OutputEvent::Cut { from: offset, to: kept.offset };
-            if out.give(line(&OutputLine::from_event(cut, |_| unreachable!("a cut is no end")))).await.is_err() {
-                return;
-            }
-        }
-        let from = offset.max(kept.offset);
-        let data = kept.data.get((from - kept.offset) as usize..).unwrap_or_default();
-        for (at, piece) in data.chunks(32 << 10).enumerate() {
-            let chunk = OutputEvent::Chunk {
-                offset: from + (at as u64) * (32 << 10),
-                stream: Stream::Stdout,
-                at_ms: execution.started_at_ms.unwrap_or(0),
-                data: piece.to_vec(),
-            };
-            if out.give(line(&OutputLine::from_event(chunk, |_| unreachable!("a chunk is no end")))).await.is_err() {
-                return;
-            }
+    let at_ms = task.times.killed_at_ms.or(execution.started_at_ms).unwrap_or(0);
+    let end = kept.as_ref().map_or(0, |kept| kept.offset + kept.data.len() as u64);
+    for event in told(|offset| stored(kept.as_ref(), offset, at_ms), &query).await {
+        if out.give(line(&OutputLine::from_event(event, |_| unreachable!("nothing kept is an end")))).await.is_err() {
+            return;
         }
     }
     let cause = || "its sandbox ended".to_owned();
@@ -418,6 +435,11 @@ pub(crate) fn shown(task: &core::Task) -> Task {
         credentials: task.credentials.keys().cloned().collect(),
         created_at_ms: task.made_at_ms,
         created_by: task.made_by.to_string(),
+        mark: task.mark.as_ref().map(|mark| TaskMark {
+            by: mark.by.to_string(),
+            at_ms: mark.at_ms,
+            why: mark.why.clone(),
+        }),
         times: TaskTimes {
             requested_at_ms: times.requested_at_ms,
             taken_up_at_ms: times.taken_up_at_ms,

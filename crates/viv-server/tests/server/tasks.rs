@@ -1,8 +1,9 @@
 //! Tasks over HTTP, where a sandbox costs nothing (K1 to K7).
 
+use axum::http::Method;
 use serde_json::json;
 
-use crate::world::World;
+use crate::world::{World, request};
 
 #[tokio::test]
 async fn k1_a_task_is_run_listed_shown_and_over() {
@@ -41,6 +42,50 @@ async fn k2_a_stop_is_answered_when_it_is_over() {
     let over = world.post(&format!("{path}/stop"), json!({"wait_ms": 60_000})).await.is(200).json();
     assert_eq!(over["state"], "stopped", "{over}");
     assert_eq!(over["stop"]["at_ms"], asked["stop"]["at_ms"]);
+}
+
+#[tokio::test]
+async fn o2_a_mark_of_a_mistake_is_counted_and_can_be_taken_back() {
+    let world = World::new().await;
+    let of = async |name: &str| {
+        let stats = world.get("/v1/stats?slo=true").await.is(200).json();
+        let found = stats["slo"].as_array().unwrap().iter().find(|one| one["name"] == name).cloned().unwrap();
+        (found["numerator"].as_u64().unwrap(), found["denominator"].as_u64().unwrap())
+    };
+    let silent = json!({"argv": ["/bin/sleep", "1000"], "limits": {"inactivity_ms": 50}, "wait_ms": 60_000});
+    let silent = world.post("/v1/tasks", silent).await.is(201).json();
+    assert_eq!(silent["state"], "inactive", "{silent}");
+    let stopped = world.post("/v1/tasks", json!({"argv": ["/bin/sleep", "1000"]})).await.is(201).json();
+    let path = |task: &serde_json::Value, verb: &str| format!("/v1/tasks/{}/{verb}", task["id"].as_str().unwrap());
+    let refused = world.post(&path(&stopped, "mark"), json!({"mistaken": true})).await.is(409);
+    assert_eq!(refused.code(), "conflict", "it is not over");
+    world.post(&path(&stopped, "stop"), json!({"wait_ms": 60_000})).await.is(200);
+    assert_eq!((of("inactivity_mistaken").await, of("cancel_mistaken").await), ((0, 1), (0, 1)));
+    for _ in 0..2 {
+        let marked = json!({"mistaken": true, "why": "it waited for a build"});
+        let marked = world.post(&path(&silent, "mark"), marked).await.is(200).json();
+        assert_eq!((&marked["state"], &marked["mark"]["why"]), (&json!("inactive"), &json!("it waited for a build")));
+        world.post(&path(&stopped, "mark"), json!({"mistaken": true})).await.is(200);
+        assert_eq!(
+            (of("inactivity_mistaken").await, of("cancel_mistaken").await),
+            ((1, 1), (1, 1)),
+            "said twice is once"
+        );
+    }
+    let lines = world.get("/v1/events?kind=task.marked").await.is(200).json();
+    let lines = lines["items"].as_array().unwrap();
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    assert!(lines.iter().all(|line| line["by"].as_str().is_some_and(|by| by.starts_with("key"))), "{lines:?}");
+    let back = world.post(&path(&silent, "mark"), json!({"mistaken": false})).await.is(200).json();
+    assert_eq!(back.get("mark"), None, "{back}");
+    assert_eq!((of("inactivity_mistaken").await, of("cancel_mistaken").await), ((0, 1), (1, 1)));
+    // What ended by itself, and what a reader wants, are refused.
+    let done = world.post("/v1/tasks", json!({"argv": ["/bin/true"], "wait_ms": 60_000})).await.is(201).json();
+    world.post(&path(&done, "mark"), json!({"mistaken": true})).await.is(409);
+    world.post(&path(&done, "mark"), json!({})).await.is(400);
+    let reader = world.key("default", true).await;
+    let asked = request(Method::POST, &path(&silent, "mark"), &reader, Some(json!({"mistaken": true})));
+    world.whole(asked).await.is(403);
 }
 
 #[tokio::test]

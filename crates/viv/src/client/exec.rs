@@ -119,6 +119,6 @@ pub(super) fn run(args: Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
     }
     let interrupts = Interrupts::catch(&daemon.client, Policy::Pass)?;
     let execution = handle.start(&request, Some(&fresh_key()?))?;
-    let how = How { begin: Begin::Offset(0), follow: true, stdin, tty: args.tty, ours: true };
+    let how = How { begin: Begin::Offset(0), since: None, follow: true, stdin, tty: args.tty, ours: true };
     session::stay(daemon, &execution, &how, Some(&interrupts)).map(session::exit)
 }

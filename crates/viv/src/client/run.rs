@@ -64,7 +64,7 @@ pub(super) fn run(args: Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
         if args.keep {
             eprintln!("execution: {}", execution.id);
         }
-        let how = How { begin: Begin::Offset(0), follow: true, stdin: true, tty, ours: true };
+        let how = How { begin: Begin::Offset(0), since: None, follow: true, stdin: true, tty, ours: true };
         session::stay(daemon, &execution, &how, Some(&interrupts))
     };
     let outcome = work();

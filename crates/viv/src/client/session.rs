@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use viv_api::bound::{SandboxRef, SearchText, TailLines};
+use viv_api::bound::{MomentMs, SandboxRef, SearchText, TailLines};
 use viv_api::client::{Client, SandboxHandle};
 use viv_api::execution::{Execution, ExecutionState, OutputLine, OutputStream};
 
@@ -32,6 +32,8 @@ pub(super) enum Begin {
 pub(super) struct How {
     /// Which output to show.
     pub(super) begin: Begin,
+    /// Only what was written then or later.
+    pub(super) since: Option<MomentMs>,
     /// Whether to go on until it ends.
     pub(super) follow: bool,
     /// Whether our input is its.
@@ -109,6 +111,10 @@ fn show(daemon: &Daemon, execution: &Execution, how: &How) -> anyhow::Result<Exe
         Begin::Offset(offset) => handle.output(*offset),
         Begin::Tail(lines) => handle.tail(*lines, how.follow),
         Begin::Search(text, offset) => handle.search(text.clone(), *offset),
+    };
+    let output = match how.since {
+        Some(moment) => output.since(moment),
+        None => output,
     };
     for line in output {
         let line = line?;

@@ -9,16 +9,17 @@ use std::time::Duration;
 use clap::Subcommand;
 use viv_api::ErrorCode;
 use viv_api::bound::{
-    Argument, Argv, CommandEnv, EffectName, FileText, GitReference, GitUrl, Path, ReportsMax, SandboxRef, TaskEffects,
-    TaskFiles, TaskMs, TaskRef, TaskSteps, UserName, WaitMs,
+    Argument, Argv, CommandEnv, EffectName, FileText, GitReference, GitUrl, MomentMs, Note, Path, ReportsMax,
+    SandboxRef, SearchText, TailLines, TaskEffects, TaskFiles, TaskMs, TaskRef, TaskSteps, UserName, WaitMs,
 };
 use viv_api::execution::{OutputLine, OutputStream};
 use viv_api::query::ListTasks;
 use viv_api::task::{
-    ContinueTask, CreateTask, StopTask, Task, TaskEffect, TaskFile, TaskLimits, TaskSource, TaskState, TaskStep,
-    TaskTimeline,
+    ContinueTask, CreateTask, MarkTask, StopTask, Task, TaskEffect, TaskFile, TaskLimits, TaskSource, TaskState,
+    TaskStep, TaskTimeline,
 };
 
+use super::attach::ago;
 use super::new::{NewArgs, once, variables, wrong};
 use super::progress::Waiting;
 use super::table::{Facts, NONE, Table, age, clean, clock};
@@ -78,9 +79,34 @@ enum Verb {
         /// The first byte of the step's output to show
         #[arg(long, requires = "step", default_value_t = 0)]
         offset: u64,
+        /// Only the last so many lines of each step
+        #[arg(long, value_name = "LINES", conflicts_with = "offset")]
+        tail: Option<TailLines>,
+        /// Only what was written in the last so long: 30s, 10m, 2h
+        #[arg(long, value_name = "SPAN", value_parser = parse_span)]
+        since: Option<u64>,
+        /// Only lines of what there is that have this in them, at most 1,000 of each step
+        #[arg(long, value_name = "TEXT", conflicts_with_all = ["tail", "follow"])]
+        search: Option<SearchText>,
         /// Go on with what comes
         #[arg(long, short)]
         follow: bool,
+    },
+    /// Say that a task should not have been stopped, or ended by a limit
+    ///
+    /// `viv stats --slo` counts it among false positives.
+    Mark {
+        /// Its id
+        task: TaskRef,
+        /// It was a mistake
+        #[arg(long, required_unless_present = "right", conflicts_with = "right")]
+        mistaken: bool,
+        /// It was none after all: takes a mark back
+        #[arg(long)]
+        right: bool,
+        /// In words
+        #[arg(long, value_name = "TEXT", requires = "mistaken")]
+        why: Option<Note>,
     },
     /// Show what happened to a task, and when
     Timeline {
@@ -214,7 +240,14 @@ pub(super) fn run(args: Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
         }
         Verb::Stop { tasks, wait } => stop(&tasks, wait, daemon),
         Verb::Continue(args) => go_on(&args, daemon),
-        Verb::Logs { task, step, offset, follow } => logs(daemon, &task, step, offset, follow),
+        Verb::Logs { task, step, offset, tail, since, search, follow } => {
+            logs(daemon, &task, step, &Part { offset, tail, since: since.map(ago), search, follow })
+        }
+        Verb::Mark { task, mistaken, right: _, why } => {
+            let task = daemon.client.mark_task(&task, &MarkTask { mistaken, why })?;
+            let marked = if task.mark.is_some() { "marked as mistaken" } else { "not marked" };
+            daemon.answer(&task, || format!("{}  {}  {marked}", task.id, task.state))
+        }
         Verb::Timeline { task } => {
             let timeline = daemon.client.task_timeline(&task)?;
             daemon.answer(&timeline, || picture(&timeline))
@@ -295,7 +328,7 @@ fn attend(daemon: &Daemon, task: &Task, detach: bool) -> anyhow::Result<ExitCode
     }
     eprintln!("viv: {}", task.id);
     let id = TaskRef::from(&task.id);
-    let over = follow(daemon, &id, task.run)?;
+    let over = follow(daemon, &id, task.run, &Part { follow: true, ..Part::default() })?;
     if daemon.json {
         print_json(&over)?;
     }
@@ -307,14 +340,14 @@ fn attend(daemon: &Daemon, task: &Task, detach: bool) -> anyhow::Result<ExitCode
 }
 
 /// Shows what it writes until it is over.
-fn follow(daemon: &Daemon, id: &TaskRef, run: u32) -> anyhow::Result<Task> {
+fn follow(daemon: &Daemon, id: &TaskRef, run: u32, part: &Part) -> anyhow::Result<Task> {
     let mut step = 0;
     loop {
         let task = daemon.client.task(id)?;
         let is_over = task.state.is_final() || task.run != run;
         match task.steps.get(step as usize) {
             Some(shown) if shown.started_at_ms.is_some() => {
-                read(daemon, id, step, 0, true)?;
+                read(daemon, id, step, part)?;
                 step += 1;
             }
             _ if is_over => return Ok(task),
@@ -323,9 +356,29 @@ fn follow(daemon: &Daemon, id: &TaskRef, run: u32) -> anyhow::Result<Task> {
     }
 }
 
+/// Which part of an output is shown.
+#[derive(Default)]
+struct Part {
+    offset: u64,
+    tail: Option<TailLines>,
+    since: Option<MomentMs>,
+    search: Option<SearchText>,
+    follow: bool,
+}
+
 /// Shows what a step wrote.
-fn read(daemon: &Daemon, id: &TaskRef, step: u32, offset: u64, follow: bool) -> anyhow::Result<()> {
-    for line in daemon.client.task_logs(id, step, offset, follow) {
+fn read(daemon: &Daemon, id: &TaskRef, step: u32, part: &Part) -> anyhow::Result<()> {
+    let mut output = daemon.client.task_logs(id, step, part.offset, part.follow);
+    if let Some(lines) = part.tail {
+        output = output.tail(lines);
+    }
+    if let Some(moment) = part.since {
+        output = output.since(moment);
+    }
+    if let Some(text) = &part.search {
+        output = output.search(text.clone());
+    }
+    for line in output {
         let line = match line {
             // It was never started.
             Err(error) if error.code() == Some(ErrorCode::NotRunning) => return Ok(()),
@@ -351,18 +404,18 @@ fn read(daemon: &Daemon, id: &TaskRef, step: u32, offset: u64, follow: bool) -> 
     Ok(())
 }
 
-fn logs(daemon: &Daemon, id: &TaskRef, step: Option<u32>, offset: u64, follow: bool) -> anyhow::Result<ExitCode> {
+fn logs(daemon: &Daemon, id: &TaskRef, step: Option<u32>, part: &Part) -> anyhow::Result<ExitCode> {
     if let Some(step) = step {
-        read(daemon, id, step, offset, follow)?;
+        read(daemon, id, step, part)?;
         return Ok(ExitCode::SUCCESS);
     }
     let task = daemon.client.task(id)?;
-    if follow {
-        self::follow(daemon, id, task.run)?;
+    if part.follow {
+        follow(daemon, id, task.run, part)?;
         return Ok(ExitCode::SUCCESS);
     }
     for (step, _) in (0..).zip(&task.steps).filter(|(_, shown)| shown.execution.is_some()) {
-        read(daemon, id, step, 0, false)?;
+        read(daemon, id, step, part)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -454,6 +507,11 @@ fn show(task: &Task) -> String {
         format!("{} ({}){message}", ending.outcome, ending.cause)
     });
     facts.maybe(if task.state.is_final() { "cause" } else { "ending" }, ending);
+    let marked = task.mark.as_ref().map(|mark| {
+        let why = mark.why.as_ref().map_or_else(String::new, |why| format!(": {why}"));
+        format!("yes, says {}{why}", mark.by)
+    });
+    facts.maybe("mistaken", marked);
     facts.maybe("stopped by", task.stop.as_ref().map(|stop| stop.by.clone()));
     facts.add("sandbox", task.sandbox.to_string());
     facts.maybe("generation", task.generation.map(|generation| generation.to_string()));

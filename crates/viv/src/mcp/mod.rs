@@ -12,7 +12,9 @@
 mod result;
 mod sandbox;
 mod schema;
+mod task;
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +31,7 @@ use tokio::sync::mpsc;
 use viv_api::client::Client;
 
 use crate::client::Daemon;
-use crate::fail::{self, FAILED};
+use crate::fail::{self, FAILED, Failure};
 use crate::settings::Global;
 
 /// News that wait to be told; a client that does not read loses the oldest, and nothing waits for it.
@@ -40,24 +42,40 @@ const NEWS_PAUSE: Duration = Duration::from_millis(250);
 
 /// What those who connect are told about this.
 const INSTRUCTIONS: &str = "Sandboxes in which commands run apart from this machine. Make one with sandbox_create, run \
-    commands with execute, and move files with read_file and write_file. A call that is cancelled cancels its command.";
+    commands with execute, and move files with read_file and write_file. A call that is cancelled cancels its command. \
+    Work that takes long, or that somebody may want to stop, is a task: task_run, task_show, task_stop, task_continue.";
 
 /// Serves tools to a client that started this.
 #[derive(clap::Args)]
-pub(crate) struct Args {}
+pub(crate) struct Args {
+    /// A variable of ours whose value tasks may be handed behind the gate; models know its name alone
+    #[arg(long, value_name = "NAME")]
+    credential: Vec<String>,
+}
 
-pub(crate) fn run(_: &Args, global: &Global) -> ExitCode {
-    let served = Daemon::connect(global).and_then(|daemon| serve(Arc::new(daemon.client)));
+impl Args {
+    fn credentials(&self) -> anyhow::Result<Credentials> {
+        let value = |name: &String| match std::env::var(name) {
+            Ok(value) => Ok((name.clone(), value)),
+            Err(_) => Err(Failure::usage(format!("{name} is not set here, or is no text")).into()),
+        };
+        Ok(Arc::new(self.credential.iter().map(value).collect::<anyhow::Result<_>>()?))
+    }
+}
+
+pub(crate) fn run(args: &Args, global: &Global) -> ExitCode {
+    let connected = args.credentials().and_then(|credentials| Ok((Daemon::connect(global)?, credentials)));
+    let served = connected.and_then(|(daemon, credentials)| serve(Arc::new(daemon.client), credentials));
     match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => ExitCode::from(fail::report(&error, FAILED)),
     }
 }
 
-fn serve(client: Arc<Client>) -> anyhow::Result<()> {
+fn serve(client: Arc<Client>, credentials: Credentials) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     runtime.block_on(async {
-        let tools = Tools { client };
+        let tools = Tools { client, credentials };
         let service = tools.serve(rmcp::transport::stdio()).await.context("the client did not say hello")?;
         service.waiting().await.context("the connection broke")?;
         anyhow::Ok(())
@@ -67,15 +85,20 @@ fn serve(client: Arc<Client>) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Values by their names; the names are all that is told (S6).
+type Credentials = Arc<BTreeMap<String, String>>;
+
 /// The tools.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 struct Tools {
     client: Arc<Client>,
+    credentials: Credentials,
 }
 
 /// What a tool is handed, on a thread that may wait.
 struct Call {
     client: Arc<Client>,
+    credentials: Credentials,
     arguments: Value,
     /// Where what happens meanwhile is told.
     news: mpsc::Sender<String>,
@@ -146,7 +169,7 @@ struct Entry {
 }
 
 fn entries() -> impl Iterator<Item = &'static Entry> {
-    sandbox::TOOLS.iter()
+    sandbox::TOOLS.iter().chain(task::TOOLS)
 }
 
 impl ServerHandler for Tools {
@@ -185,7 +208,8 @@ impl ServerHandler for Tools {
         let (news, heard) = mpsc::channel(NEWS_MAX);
         let on_cancel = OnCancel::default();
         let arguments = Value::Object(request.arguments.unwrap_or_default());
-        let call = Call { client: self.client.clone(), arguments, news, on_cancel: on_cancel.clone() };
+        let (client, credentials) = (self.client.clone(), self.credentials.clone());
+        let call = Call { client, credentials, arguments, news, on_cancel: on_cancel.clone() };
         let told = tokio::spawn(tell(context.meta.get_progress_token(), context.peer.clone(), heard));
         let work = tokio::task::spawn_blocking(move || (entry.run)(&call));
         let done = tokio::select! {

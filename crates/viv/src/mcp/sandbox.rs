@@ -235,14 +235,14 @@ fn follow(call: &Call, started: &Execution) -> anyhow::Result<CallToolResult> {
 
 /// An output of which only as much is held as is shown.
 #[derive(Default)]
-struct Kept {
+pub(super) struct Kept {
     head: String,
     tail: String,
     left_out: usize,
 }
 
 impl Kept {
-    fn push(&mut self, text: &str) {
+    pub(super) fn push(&mut self, text: &str) {
         let half = TEXT_BYTES_MAX / 2;
         let mut text = text;
         if self.tail.is_empty() && self.head.len() < half {
@@ -259,7 +259,8 @@ impl Kept {
         }
     }
 
-    fn whole(&self) -> (String, usize) {
+    /// What is shown of it, and how much is not.
+    pub(super) fn whole(&self) -> (String, usize) {
         let half = TEXT_BYTES_MAX / 2;
         let from = boundary_after(&self.tail, self.tail.len().saturating_sub(half));
         let left_out = self.left_out + from;
