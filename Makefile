@@ -1,5 +1,5 @@
 # Two targets for everybody: `make up` and `make test`. `make help` lists the rest.
-.PHONY: help up down model simulate conformance explore millions test prepare build fmt lint deny unit quota cgroups kernels guest-tests bench soak races clean
+.PHONY: help up down model simulate conformance explore millions test prepare build fmt lint deny unit quota cgroups kernels guest-tests bench bench-memory soak races clean
 
 CARGO ?= cargo
 TOOLS := $(CURDIR)/.tools
@@ -66,6 +66,10 @@ bench: ## memory of an idle sandbox, time of the basic verbs, cost of saving, li
 	$(CARGO) bench --package viv --bench idle --bench layers --bench speed --bench bombs --bench daemon --bench cycles --bench executions --locked
 	$(CARGO) bench --package viv-agent --bench confine --locked
 	$(CARGO) bench --package viv-store --bench store --locked
+
+bench-memory: ## saving and restoring memory of sandboxes, beside runc
+	@scripts/prepare test
+	$(CARGO) bench --package viv --bench checkpoint --locked
 
 soak: ## the leak and crash tests, longer: CYCLES=5000 make soak
 	VIV_LEAK_CYCLES=$${CYCLES:-3000} VIV_CRASHES=$${CYCLES:-3000} \

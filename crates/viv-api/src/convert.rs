@@ -180,6 +180,7 @@ impl From<core_snapshot::Snapshot> for Snapshot {
             state: row.state.into(),
             created_at_ms: row.created_at_ms,
             by: row.by.to_string(),
+            memory: row.memory.is_some(),
             size_bytes: seen.map(|seen| seen.size_bytes),
             own_bytes: seen.map(|seen| seen.own_bytes),
             integrity: seen.map(|seen| seen.integrity.into()),

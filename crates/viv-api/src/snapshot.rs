@@ -71,6 +71,9 @@ pub struct Fork {
     pub name: Option<SandboxName>,
     /// Labels, beside those that they get from where they come.
     pub labels: Labels,
+    /// Whether what runs goes on in each of them, with its memory; otherwise they have its files alone.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub memory: bool,
     /// How long they live; like the sandbox that they come from when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policy: Option<CreatePolicy>,
@@ -161,6 +164,9 @@ pub struct Snapshot {
     pub created_at_ms: u64,
     /// By whom.
     pub by: String,
+    /// Whether the memory of the same moment is saved with it.
+    #[serde(default)]
+    pub memory: bool,
     /// All that it holds beyond its image, once it is there.
     pub size_bytes: Option<u64>,
     /// What removing it would free: the rest is shared with others.

@@ -62,6 +62,7 @@ impl World<'_> {
                     name: None,
                     policy: None,
                     labels: BTreeMap::new(),
+                    memory: false,
                     by: somebody(),
                     key: None,
                 };

@@ -471,6 +471,7 @@ fn l20_what_is_removed_of_the_gone_leaves_no_lease() {
             name: None,
             policy: None,
             labels: std::collections::BTreeMap::new(),
+            memory: false,
             by: by(),
             key: None,
         };
@@ -612,6 +613,7 @@ fn l1_a_fork_that_came_to_nothing_can_be_repeated_under_its_key() {
             name: None,
             policy: None,
             labels: std::collections::BTreeMap::new(),
+            memory: false,
             by: by(),
             key: Some(key),
         };

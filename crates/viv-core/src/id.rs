@@ -147,6 +147,21 @@ id!(
     /// One command in one instance.
     ExecutionId, "exe_"
 );
+
+impl ExecutionId {
+    /// What this one is called in a sandbox that was forked together with its memory: the same for all who ask, and
+    /// another one in each.
+    #[must_use]
+    pub fn copied_into(&self, sandbox: &SandboxId) -> Self {
+        // FNV-1a, so that what writes a copy's name outside and inside need not agree on more than this.
+        const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+        const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+        let text = sandbox.as_str().bytes().chain(self.as_str().bytes());
+        let hash = text.fold(BASIS, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME));
+        Self::from_bytes(hash.to_be_bytes())
+    }
+}
+
 id!(
     /// One intended change. Repeating a call with the same operation id does the work once.
     OperationId, "op_"
@@ -232,6 +247,18 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn copies_have_ids_of_their_own() {
+        let execution = ExecutionId::from_bytes([7; 16]);
+        let sandboxes = [[1; 16], [2; 16]].map(SandboxId::from_bytes);
+        let copies = sandboxes.each_ref().map(|sandbox| execution.copied_into(sandbox));
+        assert!(copies[0] != copies[1] && copies.iter().all(|copy| *copy != execution));
+        assert_eq!(copies[0], execution.copied_into(&sandboxes[0]));
+        assert_ne!(copies[0], ExecutionId::from_bytes([8; 16]).copied_into(&sandboxes[0]));
+        // Written into memories that are kept: it stays as it is.
+        assert_eq!(copies[0].as_str(), "exe_2v7rtbmbfeydnfs1a183pyj6p4");
+    }
 
     #[test]
     fn bad_ids_are_told_apart() {

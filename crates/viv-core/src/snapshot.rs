@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::id::{Generation, OperationId, SandboxId, SnapshotId};
 use crate::lifecycle::Actor;
-use crate::spec::{Name, Policy, Project, SandboxSpec};
+use crate::service::ServiceRun;
+use crate::spec::{Name, Policy, Project, SandboxSpec, ServiceName};
 
 /// Most snapshots of one sandbox that are asked for. More of them are a history, which belongs into a repository.
 pub const SNAPSHOTS_MAX: usize = 256;
@@ -107,6 +108,16 @@ pub struct ForkPlan {
     pub labels: BTreeMap<String, String>,
     /// Who asked for them.
     pub by: Actor,
+    /// Whether they go on with the memory of what they come from.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub memory: bool,
+}
+
+/// What is known of the memory that was saved with a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotMemory {
+    /// As which executions the services ran.
+    pub services: BTreeMap<ServiceName, ServiceRun>,
 }
 
 /// A snapshot as it is recorded.
@@ -136,6 +147,9 @@ pub struct Snapshot {
     pub created_at_ms: u64,
     /// Who asked for it.
     pub by: Actor,
+    /// The memory of the same moment, if that was saved, or is to be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<SnapshotMemory>,
     /// What was seen of it; nothing before it is there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seen: Option<SnapshotSeen>,
@@ -202,6 +216,7 @@ mod tests {
             created_at_ms,
             by: Actor::part("test"),
             seen: None,
+            memory: None,
             fork: None,
         }
     }

@@ -49,6 +49,10 @@ pub struct CleanupConfig {
     pub emergency_above: f64,
     /// Who was used in this time is not idle, however little is left.
     pub emergency_idle: Duration,
+    /// Below this part of the machine's memory, what is frozen and kept with its memory goes to disk.
+    pub memory_below: f64,
+    /// How often that is looked at.
+    pub memory_period: Duration,
 }
 
 impl Default for CleanupConfig {
@@ -60,6 +64,8 @@ impl Default for CleanupConfig {
             age_max: None,
             emergency_above: 0.8,
             emergency_idle: Duration::from_secs(60),
+            memory_below: 0.1,
+            memory_period: Duration::from_secs(5),
         }
     }
 }
@@ -371,7 +377,7 @@ impl Inner {
 
     /// Puts it to rest as if its window were over, unless it is in use: by its record, by what runs in it, or by who
     /// comes until it is written down (L6). Whether it was; without an answer about what runs, nothing is done (T7).
-    async fn put_to_rest(self: &Arc<Self>, seen: &Sandbox, idle_ms: u64) -> Result<bool, EngineError> {
+    pub(crate) async fn put_to_rest(self: &Arc<Self>, seen: &Sandbox, idle_ms: u64) -> Result<bool, EngineError> {
         if seen.phase == Phase::Ready {
             let Some(used_at_ms) = self.used_at_ms(seen).await else {
                 let what = "it does not say whether something runs in it".to_owned();

@@ -203,6 +203,7 @@ impl Engine {
         engine.inner.spawn_timer();
         engine.inner.spawn_scribe();
         crate::reconcile::spawn(&engine.inner);
+        crate::pressure::spawn(&engine.inner);
         crate::schedule::spawn(&engine).await?;
         crate::task::spawn(&engine).await?;
         crate::execution::spawn(&engine).await?;

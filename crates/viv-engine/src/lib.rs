@@ -56,6 +56,7 @@ mod journal;
 mod knowledge;
 mod listen;
 pub mod metrics;
+mod pressure;
 mod probe;
 mod read;
 mod reconcile;

@@ -450,6 +450,11 @@ pub trait Provider: Send + Sync {
     /// Connects to a TCP port inside; `NotFound` when nobody listens.
     async fn dial(&self, instance: &InstanceRef, port: u16) -> Result<Box<dyn Dialled>>;
 
+    /// Which part of the memory that sandboxes share is left, where that is known.
+    fn memory_left(&self) -> Option<f64> {
+        None
+    }
+
     /// Looks for what was left here and belongs to nobody: of whatever was made, and by whom it was made, never of
     /// anybody else. What is being made or removed right now is not among it. Changes nothing.
     async fn audit(&self) -> Result<Vec<Finding>> {

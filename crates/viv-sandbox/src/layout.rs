@@ -169,6 +169,8 @@ impl InstanceDir {
         sealed = "sealed.json",
         saving = "save.lock",
         memory = "memory",
+        memory_live = "memory-live",
+        unpacked = "unpacked",
         bundle = "bundle",
         runtime = "runtime",
         resolv_conf = "resolv.conf",
@@ -264,6 +266,8 @@ pub(crate) struct MemoryPlan {
     pub(crate) criu: PathBuf,
     /// Of which instance it is.
     pub(crate) of: InstanceRef,
+    /// What its ids were mapped to then.
+    pub(crate) ids: IdRange,
 }
 
 /// What an instance is made of.

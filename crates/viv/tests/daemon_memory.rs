@@ -22,6 +22,7 @@ use viv_api::execution::{Execution, ExecutionState, OutputLine, StartExecution, 
 use viv_api::sandbox::{
     CreateSandbox, EnsureSandbox, Hibernate, MemoryState, RestSandbox, Sandbox, Status, StopSandbox, TimelineEntry,
 };
+use viv_api::snapshot::Fork;
 use viv_core::{ExecutionId, Generation, SandboxId};
 
 /// Saved and resumed so often, unless `VIV_MEMORY_ROUNDS` says otherwise.
@@ -249,6 +250,120 @@ fn l14_services_go_on_as_they_were_and_are_nudged() {
     let back = ensure(&daemon, id);
     assert_eq!((memory(&back).0, back.services[0].execution.clone()), (MemoryState::Restored, before));
     daemon.remove(id);
+    daemon.assert_nothing_left();
+}
+
+#[test]
+fn l13_forks_go_on_from_the_same_instant() {
+    let Some(criu) = criu() else { return };
+    let daemon = Daemon::start_with(&["--criu", criu.to_str().unwrap()]);
+    let serve = "echo started >> starts; exec sleep 100000";
+    let service = json!({"name": "web", "argv": ["sh", "-c", serve], "ready": {"runs_ms": 50}});
+    let made = daemon.create_from(&request("box", &json!({"services": [service]})));
+    let id = &made.id;
+    // It draws a number that is nowhere but in its memory, and tells it later.
+    let count = "
+import os, time
+drawn, i = os.urandom(8).hex(), 0
+while True:
+    i += 1
+    print(i)
+    if os.path.exists('/workspace/ask'):
+        open('/workspace/drawn', 'w').write(drawn)
+        os.remove('/workspace/ask')
+    time.sleep(0.02)";
+    let counter = start(&daemon, id, &["python3", "-u", "-c", count]).id;
+    until_more(&daemon, id, &counter, 20);
+    let drawn = |id: &SandboxId| {
+        let script = "rm -f drawn; touch ask; while [ ! -s drawn ]; do sleep 0.05; done; cat drawn";
+        run(&daemon.sandbox(id), script).0
+    };
+    let names = std::cell::RefCell::new(std::collections::BTreeSet::new());
+    let goes_on = |fork: &Sandbox, of: &Sandbox, wanted: &str| {
+        let fork = daemon.wait_for(&fork.id, "it is ready", |now| now.status == Status::Ready);
+        assert_eq!((memory(&fork), fork.generation), ((MemoryState::Restored, String::new()), Generation(1)));
+        let copy = counter.copied_into(&fork.id);
+        let before = written(&daemon, &fork.id, &copy);
+        assert!(before.len() > 20, "it begins where the other one was: {before:?}");
+        assert_counts(&until_more(&daemon, &fork.id, &copy, before.len()));
+        assert_eq!(drawn(&fork.id), wanted, "from the same memory");
+        let ids: Vec<_> = daemon.sandbox(&fork.id).executions_all().map(|one| one.unwrap().id).collect();
+        assert!(ids.contains(&copy) && !ids.contains(&counter), "they are copies: {ids:?}");
+        let served = of.services[0].execution.as_ref().unwrap().copied_into(&fork.id);
+        assert_eq!(fork.services[0].execution.as_ref(), Some(&served), "services go on");
+        assert_eq!(run(&daemon.sandbox(&fork.id), "cat starts").0, "started\n");
+        let identity =
+            "hostname; cat /etc/machine-id; cat /proc/sys/kernel/random/boot_id; awk '{print $2}' /proc/self/uid_map";
+        for line in run(&daemon.sandbox(&fork.id), identity).0.lines() {
+            assert!(names.borrow_mut().insert(line.to_owned()), "{line} is another's too");
+        }
+        let ended = daemon.sandbox(&fork.id).execution(copy).cancel().unwrap();
+        assert_eq!(ended.state, ExecutionState::Cancelled, "X3");
+    };
+    let count = |count| Some(viv_api::bound::ForkCount::new(count).unwrap());
+    let fork = Fork { count: count(3), memory: true, wait_ms: Some(WaitMs::new(0).unwrap()), ..Fork::default() };
+    let forked = daemon.sandbox(id).fork(&fork, None).unwrap();
+    // The one that they come from goes on as if nothing had been.
+    let before = written(&daemon, id, &counter);
+    assert_counts(&until_more(&daemon, id, &counter, before.len()));
+    let now = daemon.wait_for(id, "it is ready", |now| now.status == Status::Ready);
+    assert_eq!((now.generation, &now.services[0].execution), (made.generation, &made.services[0].execution));
+    let wanted = drawn(id);
+    assert_eq!(forked.sandboxes.len(), 3);
+    for fork in &forked.sandboxes {
+        goes_on(fork, &made, &wanted);
+    }
+    // From what is on disk, by hand.
+    let saved = stop(&daemon, id);
+    let output = daemon.viv().args(["--json", "fork", "--memory", "box"]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let again: viv_api::snapshot::Forked = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(Some(&again.snapshot), saved.memory.as_ref().and_then(|memory| memory.snapshot.as_ref()));
+    goes_on(&again.sandboxes[0], &saved, &wanted);
+    let back = ensure(&daemon, id);
+    assert_eq!(memory(&back).0, MemoryState::Restored, "its own memory is its own");
+    assert_eq!(drawn(id), wanted);
+    let shown = daemon.viv().args(["--json", "snapshot", "show", again.snapshot.as_str()]).output().unwrap();
+    assert_eq!(serde_json::from_slice::<Value>(&shown.stdout).unwrap()["memory"], json!(true));
+    // What has none is refused.
+    let output = daemon.viv().args(["--json", "snapshot", "create", "box"]).output().unwrap();
+    let without: viv_api::snapshot::Snapshot = serde_json::from_slice(&output.stdout).unwrap();
+    let refused = daemon.viv().args(["fork", "--memory", without.id.as_str()]).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("without memory"), "{said}");
+    for fork in forked.sandboxes.iter().chain(&again.sandboxes) {
+        daemon.remove(&fork.id);
+    }
+    daemon.remove(id);
+    daemon.assert_nothing_left();
+}
+
+#[test]
+fn l13_what_is_frozen_goes_to_disk_when_memory_gets_short() {
+    let Some(criu) = criu() else { return };
+    let mut daemon = Daemon::prepare(&["--criu", criu.to_str().unwrap()]);
+    // Whatever the machine has, it is short of it.
+    daemon.configure("[cleanup]\nmemory_below_percent = 100\nmemory_period_s = 1\n");
+    daemon.restart();
+    let made = daemon.create_from(&request("box", &json!({})));
+    let files = daemon.create_from(&serde_json::from_value(json!({"name": "files"})).unwrap());
+    let counter = start(&daemon, &made.id, &["python3", "-u", "-c", COUNT]).id;
+    let before = until_more(&daemon, &made.id, &counter, 0);
+    assert_eq!(daemon.wait_for(&made.id, "it is told", |_| true).status, Status::Ready, "what runs is left alone");
+    daemon.sandbox(&files.id).freeze(&RestSandbox::default()).unwrap();
+    daemon.sandbox(&made.id).freeze(&RestSandbox::default()).unwrap();
+    let saved = daemon.wait_for(&made.id, "it is on disk", |now| now.status == Status::Hibernated);
+    assert_eq!(memory(&saved), (MemoryState::Kept, String::new()));
+    let lines = told(&daemon, &made.id, "cleanup.item");
+    assert!(!lines.is_empty(), "it is told why");
+    let back = ensure(&daemon, &made.id);
+    assert_eq!(memory(&back).0, MemoryState::Restored);
+    assert_counts(&until_more(&daemon, &made.id, &counter, before.len()));
+    // One whose memory would be lost stays where it is.
+    assert_eq!(daemon.wait_for(&files.id, "it is told", |_| true).status, Status::Frozen);
+    for id in [&made.id, &files.id] {
+        daemon.remove(id);
+    }
     daemon.assert_nothing_left();
 }
 
@@ -496,7 +611,7 @@ fn l13_a_damaged_image_is_followed_by_the_files() {
     let staged = Staged::new(&criu);
     let (made, execution) = staged.busy();
     let saved = stop(&staged.daemon, &made.id);
-    let pages = dump_of(&staged.daemon, &saved).join("kept/images/pages-1.img");
+    let pages = dump_of(&staged.daemon, &saved).join("kept/images/pages-1.img.zst");
     let mut content = fs::read(&pages).unwrap();
     content[100] ^= 1;
     fs::write(&pages, &content).unwrap();
@@ -504,25 +619,80 @@ fn l13_a_damaged_image_is_followed_by_the_files() {
     staged.assert_not_restored(&made, &execution, "damaged");
 }
 
+/// The file of this name in the layers that a daemon keeps.
+fn in_layers(folder: &Path, name: &str) -> Option<PathBuf> {
+    fs::read_dir(folder).ok()?.flatten().find_map(|entry| match entry.file_type().ok()? {
+        kind if kind.is_dir() => in_layers(&entry.path(), name),
+        kind if kind.is_file() && entry.file_name() == name => Some(entry.path()),
+        _ => None,
+    })
+}
+
 #[test]
-fn l13_ids_that_are_taken_are_followed_by_the_files() {
+fn l13_a_file_changed_under_it_is_followed_by_the_files() {
     let Some(criu) = criu() else { return };
     let staged = Staged::new(&criu);
     let (made, execution) = staged.busy();
+    let hold = "
+import mmap, time
+open('/workspace/held', 'w').write('held by a process' * 1000)
+held = open('/workspace/held', 'rb')
+mapped = mmap.mmap(held.fileno(), 0, prot=mmap.PROT_READ)
+print('it is open and mapped')
+time.sleep(100000)";
+    let holder = start(&staged.daemon, &made.id, &["python3", "-u", "-c", hold]).id;
+    until_more(&staged.daemon, &made.id, &holder, 0);
+    stop(&staged.daemon, &made.id);
+    // Of the same length, so that nobody else finds it strange.
+    let path = in_layers(&staged.daemon.provider_folder().join("layers"), "held").expect("it is saved");
+    let content: Vec<u8> = fs::read(&path).unwrap().iter().map(|byte| byte ^ 1).collect();
+    fs::write(&path, content).unwrap();
+    staged.begin_ensure(&made.id);
+    staged.assert_not_restored(&made, &execution, "/workspace/held was changed since");
+}
+
+#[test]
+fn l13_ids_that_are_taken_are_replaced_by_others() {
+    let Some(criu) = criu() else { return };
+    let staged = Staged::new(&criu);
+    let (made, execution) = staged.busy();
+    let id = &made.id;
+    let counter = start(&staged.daemon, id, &["python3", "-u", "-c", COUNT]).id;
+    let before = until_more(&staged.daemon, id, &counter, 0);
     let ids = staged.daemon.provider_folder().join("ids");
     let taken: Vec<_> = fs::read_dir(&ids).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    stop(&staged.daemon, &made.id);
+    stop(&staged.daemon, id);
     // Somebody else has the range of ids that its processes know.
     let other = staged.daemon.create();
-    let theirs = fs::read_dir(&ids).unwrap().map(|entry| entry.unwrap().path()).next().unwrap();
-    let owner = fs::read_link(&theirs).unwrap();
-    assert_eq!(owner.to_str(), Some(other.id.as_str()));
-    std::os::unix::fs::symlink(&owner, ids.join(&taken[0])).unwrap();
-    staged.begin_ensure(&made.id);
-    staged.daemon.wait_for(&made.id, "it is ready", |now| now.status == Status::Ready);
+    std::os::unix::fs::symlink(other.id.as_str(), ids.join(&taken[0])).unwrap();
+    staged.begin_ensure(id);
+    let back = staged.daemon.wait_for(id, "it is ready", |now| now.status == Status::Ready);
     fs::remove_file(ids.join(&taken[0])).unwrap();
-    staged.daemon.remove(&other.id);
-    staged.assert_not_restored(&made, &execution, "ids");
+    assert_eq!(memory(&back), (MemoryState::Restored, String::new()));
+    assert_eq!(state(&staged.daemon, id, &execution).0, ExecutionState::Running);
+    assert_counts(&until_more(&staged.daemon, id, &counter, before.len()));
+    let script = "cat file; echo more >> file; awk '{print $2}' /proc/self/uid_map";
+    let said = run(&staged.daemon.sandbox(id), script).0;
+    assert!(said.starts_with("kept\n") && !said.contains(taken[0].to_str().unwrap()), "{said}");
+    for id in [id, &other.id] {
+        staged.daemon.remove(id);
+    }
+    staged.daemon.assert_nothing_left();
+}
+
+#[test]
+fn l13_a_kernel_that_lacks_something_is_followed_by_the_files() {
+    let Some(criu) = criu() else { return };
+    let staged = Staged::new(&criu);
+    let (made, execution) = staged.busy();
+    let saved = stop(&staged.daemon, &made.id);
+    // It is of a machine with a newer one.
+    let path = dump_of(&staged.daemon, &saved).join("manifest.json");
+    let mut manifest: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    manifest["machine"]["kernel"] = json!("99.1.0");
+    fs::write(&path, manifest.to_string()).unwrap();
+    staged.begin_ensure(&made.id);
+    staged.assert_not_restored(&made, &execution, "Linux 99.1.0");
 }
 
 #[test]

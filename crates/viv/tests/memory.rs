@@ -16,7 +16,8 @@ use support::{Ground, LocalWorld, Sandbox, eventually, fresh_bytes, mutation, sh
 use viv_core::exec::{ExecSpec, ExecState, OutputEvent, TtySize};
 use viv_core::{EndCause, ExecutionId, Generation, SnapshotId};
 use viv_provider::{
-    Capability, InstanceRef, InstanceSpec, InstanceState, Observation, Provider, ProviderError, SaveRequest, Snapshot,
+    Capability, Image, InstanceRef, InstanceSpec, InstanceState, Observation, Provider, ProviderError, SaveRequest,
+    Snapshot,
 };
 
 /// Saved and restored so often, unless `VIV_MEMORY_ROUNDS` says otherwise.
@@ -287,27 +288,101 @@ async fn l13_memory_goes_with_its_snapshot() {
     let seen = ground.provider.snapshot(&saved.id).await.unwrap();
     assert!(seen.own_bytes > 100_000, "{seen:?}");
     destroy(&ground, &sandbox.instance()).await;
-    // Another sandbox may be made of it while the ids are free.
-    let other = viv_core::SandboxId::from_bytes(fresh_bytes());
+    // Itself under its own ids, and others beside it under others.
+    let mut made = vec![restore(&ground, &sandbox.instance(), &saved.id).await];
     let spec = InstanceSpec::host(LIFETIME.as_millis() as u64);
-    let made = ground.provider.restore(&mutation(1, 1), &other, &ground.owner, &spec, &saved.id).await.unwrap();
-    assert_eq!(made.lacks.get(&Capability::SaveMemory), None);
-    let before = written(&ground, &made.instance, &counter).await;
-    assert_counts(&until_more(&ground, &made.instance, &counter, before.len()).await);
-    let name = ground.run(&made.instance, 1, "hostname").await.0;
-    assert_eq!(name.trim(), other.as_str().replace('_', "-"));
-    // And a third while they are not: with the files alone, and the reason.
-    let third = restore(&ground, &sandbox.instance(), &saved.id).await;
-    assert_eq!(third.state, InstanceState::Running);
-    assert!(third.lacks[&Capability::SaveMemory].contains("ids"), "{:?}", third.lacks);
-    for instance in [&made.instance, &third.instance] {
-        destroy(&ground, instance).await;
+    for _ in 0..2 {
+        let other = viv_core::SandboxId::from_bytes(fresh_bytes());
+        let seen = ground.provider.restore(&mutation(1, 1), &other, &ground.owner, &spec, &saved.id).await.unwrap();
+        made.push(seen);
+    }
+    let mut told = BTreeSet::new();
+    for (nth, seen) in made.iter().enumerate() {
+        assert_eq!(seen.lacks.get(&Capability::SaveMemory), None);
+        let sandbox = &seen.instance.sandbox;
+        let counter = if nth == 0 { counter.clone() } else { counter.copied_into(sandbox) };
+        let before = written(&ground, &seen.instance, &counter).await;
+        assert!(!before.is_empty(), "it begins with what was written before");
+        assert_counts(&until_more(&ground, &seen.instance, &counter, before.len()).await);
+        let known: Vec<_> = ground.provider.executions(&seen.instance).await.unwrap();
+        assert!(known.len() == 1 && known[0].id == counter, "{known:?}");
+        let ids = "hostname; cat /etc/machine-id; cat /proc/sys/kernel/random/boot_id; cat /proc/self/uid_map";
+        let said = ground.run(&seen.instance, 1, ids).await.0;
+        assert!(said.starts_with(&sandbox.as_str().replace('_', "-")), "{said}");
+        for line in said.lines() {
+            assert!(told.insert(line.split_whitespace().collect::<Vec<_>>().join(" ")), "{line} is another's too");
+        }
+        // What belongs to it is its own: it writes, and it is ended for certain.
+        assert_eq!(ground.run(&seen.instance, 1, "echo x > /tmp/x && echo well").await.0, "well\n");
+        let mutation = mutation(seen.instance.generation.0, 1);
+        let ended = ground.provider.cancel(&mutation, sandbox, &counter).await.unwrap();
+        assert_eq!(ended.state, ExecState::Cancelled);
+    }
+    for seen in &made {
+        destroy(&ground, &seen.instance).await;
     }
     ground.provider.remove_snapshot(&mutation(2, 1), &sandbox.id, &saved.id).await.unwrap();
     eventually("its memory is gone", || {
         ground.provider.tidy();
         !kept.exists()
     });
+    ground.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn l13_memory_is_saved_of_what_runs_on() {
+    let Some(criu) = criu() else { return };
+    let ground = ground(&criu);
+    let sandbox = ground.create(LIFETIME).await;
+    // Two who talk to each other over a connection, and count what comes back.
+    let talk = "
+import socket, threading, time
+server = socket.create_server(('127.0.0.1', 0))
+def answer():
+    peer, _ = server.accept()
+    while True: peer.sendall(peer.recv(1))
+threading.Thread(target=answer, daemon=True).start()
+talker = socket.create_connection(server.getsockname())
+open('/workspace/file', 'w').write('kept')
+held, n = open('/workspace/file'), 0
+while True:
+    talker.sendall(b'.')
+    assert talker.recv(1) == b'.' and held.read() in ('kept', '')
+    n += 1
+    print(n)
+    time.sleep(0.02)
+";
+    let counter = sandbox.start(&format!("exec python3 -u -c \"{talk}\"")).await;
+    until_more(&ground, &sandbox.instance(), &counter, 0).await;
+    let request = SaveRequest { snapshot: SnapshotId::from_bytes(fresh_bytes()), live: true, memory: true };
+    let saving = mutation(1, 1);
+    let saved = ground.provider.save(&saving, &sandbox.id, &request).await.unwrap();
+    assert!(saved.memory && saved.live, "{saved:?}");
+    assert_eq!(ground.provider.save(&saving, &sandbox.id, &request).await.unwrap(), saved, "asked again");
+    // It goes on, and is the one that it was.
+    let before = written(&ground, &sandbox.instance(), &counter).await;
+    assert_counts(&until_more(&ground, &sandbox.instance(), &counter, before.len()).await);
+    assert_eq!(sandbox.state().await, InstanceState::Running);
+    sandbox.run("echo changed > /workspace/file").await;
+    // Frozen it is saved too, and stays frozen.
+    ground.provider.freeze(&mutation(1, 1), &sandbox.id).await.unwrap();
+    let again = SaveRequest { snapshot: SnapshotId::from_bytes(fresh_bytes()), live: true, memory: true };
+    ground.provider.save(&mutation(1, 1), &sandbox.id, &again).await.unwrap();
+    assert_eq!(sandbox.state().await, InstanceState::Frozen);
+    ground.provider.thaw(&mutation(1, 1), &sandbox.id).await.unwrap();
+    let before = written(&ground, &sandbox.instance(), &counter).await;
+    assert_counts(&until_more(&ground, &sandbox.instance(), &counter, before.len()).await);
+    // Another one goes on from that moment.
+    let other = viv_core::SandboxId::from_bytes(fresh_bytes());
+    let spec = InstanceSpec::host(LIFETIME.as_millis() as u64);
+    let made = ground.provider.restore(&mutation(1, 1), &other, &ground.owner, &spec, &saved.id).await.unwrap();
+    assert_eq!(made.lacks.get(&Capability::SaveMemory), None);
+    let copy = counter.copied_into(&other);
+    let before = written(&ground, &made.instance, &copy).await;
+    assert_counts(&until_more(&ground, &made.instance, &copy, before.len()).await);
+    assert_eq!(ground.run(&made.instance, 1, "cat /workspace/file").await.0, "kept");
+    destroy(&ground, &made.instance).await;
+    sandbox.destroy().await;
     ground.assert_nothing_left();
 }
 
@@ -390,7 +465,7 @@ async fn l13_memory_that_cannot_be_restored_leaves_the_files() {
     assert_files_only(&ground, &seen, &sleep, "CRIU").await;
     before.generation = Generation(2);
     // Damaged.
-    let pages = kept.join("pages-1.img");
+    let pages = kept.join("pages-1.img.zst");
     let mut content = fs::read(&pages).unwrap();
     content[100] ^= 1;
     fs::write(&pages, &content).unwrap();
@@ -401,6 +476,66 @@ async fn l13_memory_that_cannot_be_restored_leaves_the_files() {
     fs::remove_dir_all(kept.parent().unwrap().parent().unwrap()).unwrap();
     let seen = restore(&ground, &before, &snapshot).await;
     assert_files_only(&ground, &seen, &sleep, "cannot be read").await;
+    ground.assert_nothing_left();
+}
+
+/// An image that others can change: a shell, and what it runs with.
+fn small_image() -> tempfile::TempDir {
+    let image = tempfile::tempdir().unwrap();
+    fs::set_permissions(image.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let listed = std::process::Command::new("ldd").arg("/bin/sleep").output().unwrap();
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    let libraries = listed.split_whitespace().filter(|word| word.starts_with('/'));
+    for file in ["/bin/sh", "/bin/sleep"].into_iter().chain(libraries) {
+        let to = image.path().join(file.trim_start_matches('/'));
+        fs::create_dir_all(to.parent().unwrap()).unwrap();
+        fs::copy(file, to).unwrap();
+    }
+    fs::write(image.path().join("held"), "held by a process\n").unwrap();
+    image
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn l13_a_file_changed_below_it_leaves_the_files() {
+    let Some(criu) = criu() else { return };
+    type Change = fn(&Path);
+    let written_to: Change = |image| fs::write(image.join("held"), "held by Another 1\n").unwrap();
+    let shorter: Change = |image| fs::write(image.join("held"), "short\n").unwrap();
+    let program: Change = |image| {
+        // As packages are upgraded: another file of that name.
+        fs::copy("/bin/sleep", image.join("bin/.new")).unwrap();
+        fs::rename(image.join("bin/.new"), image.join("bin/sleep")).unwrap();
+    };
+    let nothing: Change = |_| {};
+    let changes =
+        [(nothing, None), (written_to, Some("/held")), (shorter, Some("/held")), (program, Some("/bin/sleep"))];
+    let ground = ground(&criu);
+    for (change, named) in changes {
+        let image = small_image();
+        let path = image.path().to_string_lossy().into_owned();
+        let spec = InstanceSpec { image: Image::Directory { path }, ..InstanceSpec::host(LIFETIME.as_millis() as u64) };
+        let sandbox = ground.create_from(spec.clone()).await;
+        sandbox.run("echo kept > /workspace/file").await;
+        let sleep = sandbox.start("exec 3</held; echo it is open; exec sleep 100000").await;
+        until_more(&ground, &sandbox.instance(), &sleep, 0).await;
+        let snapshot = save(&ground, &sandbox.instance()).await.unwrap();
+        destroy(&ground, &sandbox.instance()).await;
+        change(image.path());
+        let (owner, next) = (&ground.owner, mutation(2, 1));
+        let seen = ground.provider.restore(&next, &sandbox.id, owner, &spec, &snapshot.id).await.unwrap();
+        assert_eq!(seen.state, InstanceState::Running);
+        let why = seen.lacks.get(&Capability::SaveMemory).cloned();
+        match named {
+            None => assert_eq!((why, ground.provider.executions(&seen.instance).await.unwrap().len()), (None, 2)),
+            Some(named) => {
+                let why = why.unwrap_or_default();
+                assert!(why.contains(&format!("{named} was changed since")), "{why}");
+                let read = "while read line; do echo $line; done < /workspace/file";
+                assert_eq!(ground.run(&seen.instance, 1, read).await.0, "kept\n");
+            }
+        }
+        destroy(&ground, &seen.instance).await;
+    }
     ground.assert_nothing_left();
 }
 
@@ -471,9 +606,6 @@ async fn s5_memory_is_refused_where_it_cannot_be_kept() {
     let Some(criu) = criu() else { return };
     let ground = self::ground(&criu);
     let sandbox = ground.create(LIFETIME).await;
-    let request = SaveRequest { snapshot: SnapshotId::from_bytes(fresh_bytes()), live: true, memory: true };
-    let error = ground.provider.save(&mutation(1, 1), &sandbox.id, &request).await.unwrap_err();
-    assert!(is_refused(&error, "ended"), "{error}");
     sandbox.destroy().await;
     if ground.provider.capabilities().can(Capability::EgressAll) {
         let mut spec = InstanceSpec::host(LIFETIME.as_millis() as u64);
@@ -492,7 +624,9 @@ async fn s5_memory_is_refused_where_it_cannot_be_kept() {
 fn p6_the_conformance_suite_covers_it() {
     let Some(criu) = criu() else { return };
     for runtime in [viv_sandbox::Runtime::Embedded, viv_sandbox::Runtime::Binary("runc".into())] {
-        for name in ["saves::memory_save_brings_executions_back", "saves::memory_is_recalled_only_if_wanted"] {
+        let cases = ["save_brings_executions_back", "is_recalled_only_if_wanted", "goes_to_others_as_copies"];
+        for name in cases.map(|case| format!("saves::memory_{case}")) {
+            let name = name.as_str();
             viv_provider::conformance::run_named(name, async {
                 LocalWorld(Ground::with(|config| {
                     config.criu = Some(criu.clone());

@@ -325,6 +325,11 @@ fn obey(agent: &Agent, message: &ControlMessage) {
         ControlMessage::Token(token) => agent.fencing.raise(*token),
         ControlMessage::Thawing { frozen_ms } => agent.executions.postpone_deadlines(*frozen_ms),
         ControlMessage::Become { identity, token } => {
+            // Before it is said who this is now: nobody asks for anything until then.
+            let is_copy = lock(&agent.identity).sandbox != identity.sandbox;
+            if is_copy {
+                agent.executions.copied_into(&identity.sandbox);
+            }
             agent.fencing.serve(identity.generation, *token);
             identity.clone_into(&mut lock(&agent.identity));
         }

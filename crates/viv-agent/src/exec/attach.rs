@@ -15,7 +15,7 @@ use crate::error::refused_io;
 /// Streams output from disk. A slow client slows only itself: what was dropped meanwhile reads as a cut.
 pub(crate) fn attach(agent: &Agent, conn: &Conn, id: &ExecutionId, offset: u64, follow: bool) -> io::Result<Next> {
     let opened = agent.executions.get(id).and_then(|execution| {
-        let open = || Ok((execution.follow()?, Reader::open(&execution.dir, offset)?));
+        let open = || Ok((execution.follow()?, Reader::open(&execution.dir(), offset)?));
         let (follower, reader) = open().map_err(|cause: io::Error| refused_io("output", &cause))?;
         Ok((execution, follower, reader))
     });

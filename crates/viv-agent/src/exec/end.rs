@@ -98,7 +98,7 @@ fn await_final(execution: &Execution) -> Result<ExecStatus> {
     if execution.wait_until(patience, |inner| inner.state.as_ref().is_some_and(ExecState::is_final)) {
         Ok(execution.status())
     } else {
-        Err(error(ErrorCode::Failed, format!("{} did not end in time", execution.id)))
+        Err(error(ErrorCode::Failed, format!("{} did not end in time", execution.id())))
     }
 }
 
@@ -120,7 +120,7 @@ fn kill_in_cgroup(agent: &Agent, execution: &Arc<Execution>) -> Result<()> {
     let Some(cgroup) = agent.control.cgroup() else {
         return Err(unverifiable(agent, execution, "its cgroup cannot be reached any more"));
     };
-    let dir = match cgroup.open(execution.id.as_str()) {
+    let dir = match cgroup.open(execution.id().as_str()) {
         // Removed just now by the main thread, which only works when nothing is in it. If that was not
         // us, its processes may be elsewhere: this may be another cgroup than the one it was started in.
         Err(cause) if cause.kind() == std::io::ErrorKind::NotFound && agent.executions.is_cgroup_empty(execution) => {
@@ -131,7 +131,7 @@ fn kill_in_cgroup(agent: &Agent, execution: &Arc<Execution>) -> Result<()> {
     kill_cgroup(&cgroup, &dir).map_err(|cause| unverifiable(agent, execution, &cause.to_string()))?;
     // Nothing gets in there after its start.
     execution.cgroup_empty.store(true, Ordering::Release);
-    if cgroup.remove(execution.id.as_str()) == Removal::Busy {
+    if cgroup.remove(execution.id().as_str()) == Removal::Busy {
         agent.executions.linger(execution);
         agent.wake.ring();
     }
@@ -221,7 +221,7 @@ pub(super) fn kill_tagged_now(tag: Tag) -> std::io::Result<()> {
 
 /// Only the end of the sandbox is proof now, and the supervisor is told so.
 pub(super) fn unverifiable(agent: &Agent, execution: &Execution, why: &str) -> viv_agent::proto::AgentError {
-    say(&format!("{} cannot be shown to have ended: {why}", execution.id));
-    agent.control.report_unverifiable(agent, &format!("execution {}", execution.id));
-    error(ErrorCode::Failed, format!("{} cannot be shown to have ended: {why}", execution.id))
+    say(&format!("{} cannot be shown to have ended: {why}", execution.id()));
+    agent.control.report_unverifiable(agent, &format!("execution {}", execution.id()));
+    error(ErrorCode::Failed, format!("{} cannot be shown to have ended: {why}", execution.id()))
 }

@@ -107,7 +107,7 @@ impl Started {
                 self.kill_first();
                 kill_cgroup_now(cgroup, dir).map_err(|cause| unverifiable(agent, execution, &cause.to_string()))?;
                 execution.cgroup_empty.store(true, Ordering::Release);
-                if cgroup.remove(execution.id.as_str()) == Removal::Busy {
+                if cgroup.remove(execution.id().as_str()) == Removal::Busy {
                     agent.executions.linger(execution);
                     agent.wake.ring();
                 }

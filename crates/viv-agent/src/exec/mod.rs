@@ -34,8 +34,8 @@ use rustix::process::Pid;
 use rustix::termios::Winsize;
 use viv_agent::output;
 use viv_agent::proto::ErrorCode;
-use viv_core::ExecutionId;
 use viv_core::exec::{ExecSpec, ExecState, ExecStatus, TtySize};
+use viv_core::{ExecutionId, SandboxId};
 
 use crate::agent::{Agent, Deadline, Wake, lock};
 use crate::error::{Result, error, invalid, refused, refused_io, say};
@@ -45,11 +45,10 @@ use end::Ending;
 
 /// One execution.
 pub(crate) struct Execution {
-    pub(crate) id: ExecutionId,
+    /// What it is called, and with that where it is; both change when it is copied with its sandbox.
+    place: Mutex<Place>,
     /// Tells two specs apart without keeping them.
     pub(crate) digest: [u64; 2],
-    /// Its status and output on disk.
-    pub(crate) dir: PathBuf,
     /// Whether it is forgotten once it has ended and was read.
     pub(crate) transient: bool,
     /// The beginning of its command, told with its status.
@@ -66,6 +65,12 @@ pub(crate) struct Execution {
     inner: Mutex<Inner>,
     changed: Condvar,
     followers: Mutex<Vec<Weak<Follower>>>,
+}
+
+/// What an execution is called, and where its status and output are.
+struct Place {
+    id: ExecutionId,
+    dir: PathBuf,
 }
 
 /// What changes under the lock.
@@ -136,9 +141,8 @@ impl Execution {
             kill_requested: false,
         };
         Self {
-            id,
+            place: Mutex::new(Place { id, dir }),
             digest,
-            dir,
             transient: spec.transient,
             argv: spec.told_argv(),
             detached: spec.detached,
@@ -152,6 +156,36 @@ impl Execution {
         }
     }
 
+    pub(crate) fn id(&self) -> ExecutionId {
+        lock(&self.place).id.clone()
+    }
+
+    pub(crate) fn dir(&self) -> PathBuf {
+        lock(&self.place).dir.clone()
+    }
+
+    /// It is the copy of another one, in the sandbox that this is now: it gets an id of its own, and its output goes on
+    /// under that. Whoever has its files open goes on with them.
+    fn rename_into(&self, sandbox: &SandboxId) -> ExecutionId {
+        let mut place = lock(&self.place);
+        let id = place.id.copied_into(sandbox);
+        let dir = place.dir.with_file_name(id.as_str());
+        match std::fs::rename(&place.dir, &dir) {
+            Ok(()) => place.dir = dir,
+            Err(cause) => say(&format!("output of {id} stays where it was: {cause}")),
+        }
+        place.id = id.clone();
+        id
+    }
+
+    /// Its status on disk has its new id.
+    fn keep_renamed(&self) {
+        let inner = lock(&self.inner);
+        if inner.state.is_some() {
+            self.keep_status(&self.status_of(&inner));
+        }
+    }
+
     pub(crate) fn status(&self) -> ExecStatus {
         self.status_of(&lock(&self.inner))
     }
@@ -159,7 +193,7 @@ impl Execution {
     fn status_of(&self, inner: &Inner) -> ExecStatus {
         let running = inner.process.as_ref().filter(|_| inner.leader_exit.is_none());
         ExecStatus {
-            id: self.id.clone(),
+            id: self.id(),
             state: inner.state.clone().unwrap_or(ExecState::Running),
             started_at_ms: self.started_at_ms,
             ended_at_ms: inner.ended_at_ms,
@@ -227,8 +261,8 @@ impl Execution {
         if self.transient {
             return;
         }
-        if let Err(cause) = output::write_status(&self.dir, status) {
-            say(&format!("status of {} not kept: {cause}", self.id));
+        if let Err(cause) = output::write_status(&self.dir(), status) {
+            say(&format!("status of {} not kept: {cause}", self.id()));
         }
     }
 
@@ -279,7 +313,7 @@ impl Execution {
         };
         if state == ExecState::OomKilled {
             let pid = inner.process.as_ref().map(|process| process.pid.as_raw_nonzero().get() as u32);
-            agent.control.report_oom_kill(&self.id, pid);
+            agent.control.report_oom_kill(&self.id(), pid);
         }
         let status = ExecStatus { state: state.clone(), ended_at_ms: Some(sys::wall_ms()), ..self.status_of(&inner) };
         self.keep_status(&status);

@@ -206,7 +206,7 @@ impl Work {
         for (index, source) in entry.sources.iter().flatten().enumerate() {
             let data = epoll::EventData::new_u64(key << 2 | index as u64);
             if let Err(errno) = epoll::add(&self.epoll, &source.fd, data, epoll::EventFlags::IN) {
-                say(&format!("output of {} is not heard: {errno}", entry.execution.id));
+                say(&format!("output of {} is not heard: {errno}", entry.execution.id()));
             }
         }
         self.entries.insert(key, entry);

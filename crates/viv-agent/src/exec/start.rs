@@ -117,7 +117,7 @@ fn launch(agent: &'static Agent, execution: &Arc<Execution>, spec: &ExecSpec) ->
     let mut plan = Plan::new(agent, spec, &account)?;
     let seat = agent.pump.prepare(agent).map_err(refuse_io("output"))?;
     let bytes_max = spec.output_bytes_max.unwrap_or(agent.config.output_bytes_max);
-    let log = Log::create(&execution.dir, bytes_max).map_err(refuse_io("output"))?;
+    let log = Log::create(&execution.dir(), bytes_max).map_err(refuse_io("output"))?;
     let stdio = Stdio::open(spec, &account).map_err(refuse("standard input and output"))?;
     let (report, report_child) = pipe_with(PipeFlags::CLOEXEC).map_err(refuse("pipe"))?;
     plan.stdio = stdio.child.each_ref().map(AsRawFd::as_raw_fd);
@@ -164,10 +164,10 @@ fn launch(agent: &'static Agent, execution: &Arc<Execution>, spec: &ExecSpec) ->
 
 fn make_dir(agent: &Agent, execution: &Execution) -> std::result::Result<(), NotStarted> {
     use std::os::unix::fs::DirBuilderExt;
-    match std::fs::DirBuilder::new().mode(0o700).create(&execution.dir) {
+    match std::fs::DirBuilder::new().mode(0o700).create(&execution.dir()) {
         Err(cause) if cause.kind() == std::io::ErrorKind::AlreadyExists => Err(NotStarted::Refused(error(
             ErrorCode::Conflict,
-            format!("{} ran here before this agent did", execution.id),
+            format!("{} ran here before this agent did", execution.id()),
         ))),
         // Somebody unmounted what we share with the host. That is our trouble, and nothing that was asked for.
         Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
@@ -178,7 +178,7 @@ fn make_dir(agent: &Agent, execution: &Execution) -> std::result::Result<(), Not
     if agent.origin.keeper == Keeper::Seen {
         // With what is in it: root inside sees it open, but may not open it again.
         let id = Some(agent.config.keeper_id);
-        std::os::unix::fs::chown(&execution.dir, id, id).map_err(refuse_io("directory for its output"))?;
+        std::os::unix::fs::chown(&execution.dir(), id, id).map_err(refuse_io("directory for its output"))?;
     }
     Ok(())
 }
@@ -289,7 +289,8 @@ fn spawn_in_cgroup(
     plan: &Plan,
     cgroup: Arc<Cgroup>,
 ) -> std::result::Result<Started, NotStarted> {
-    let name = execution.id.as_str();
+    let name = execution.id();
+    let name = name.as_str();
     let dir = cgroup.make(name).map_err(refuse_io("cgroup of the execution"))?;
     let cloned = {
         let _ids = cgroup.as_keeper().map_err(refuse_io("cgroup of the execution"))?;

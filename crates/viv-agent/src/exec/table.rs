@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use rustix::process::Pid;
 use viv_agent::proto::ErrorCode;
-use viv_core::ExecutionId;
 use viv_core::exec::{ExecState, ExecStatus};
+use viv_core::{ExecutionId, SandboxId};
 
 use crate::agent::reserve::Work;
 use crate::agent::{Agent, Deadline, lock, spawn};
@@ -82,25 +82,25 @@ impl Executions {
     /// Enters a new one, or finds the one that has its id already.
     pub(crate) fn enter(&self, make: Execution) -> Result<Entered> {
         let mut known = lock(&self.known);
-        if let Some(existing) = known.by_id.get(&make.id) {
+        if let Some(existing) = known.by_id.get(&make.id()) {
             return if existing.digest == make.digest {
                 Ok(Entered::Known(Arc::clone(existing)))
             } else {
-                Err(error(ErrorCode::Conflict, format!("{} was started with another spec", make.id)))
+                Err(error(ErrorCode::Conflict, format!("{} was started with another spec", make.id())))
             };
         }
         if known.running() >= RUNNING_MAX {
             return Err(error(ErrorCode::Exhausted, format!("{RUNNING_MAX} executions run already")));
         }
         let execution = Arc::new(make);
-        known.by_id.insert(execution.id.clone(), Arc::clone(&execution));
+        known.by_id.insert(execution.id(), Arc::clone(&execution));
         Ok(Entered::New(execution))
     }
 
     /// It could not even be tried, so its id is free again.
     pub(crate) fn withdraw(&self, execution: &Execution) {
-        lock(&self.known).by_id.remove(&execution.id);
-        let _ = std::fs::remove_dir_all(&execution.dir);
+        lock(&self.known).by_id.remove(&execution.id());
+        let _ = std::fs::remove_dir_all(&execution.dir());
     }
 
     pub(crate) fn get(&self, id: &ExecutionId) -> Result<Arc<Execution>> {
@@ -128,12 +128,12 @@ impl Executions {
         let mut forgotten = Vec::new();
         let mut known = lock(&self.known);
         if execution.transient {
-            let kept = known.by_id.get(&execution.id).map(Arc::clone);
+            let kept = known.by_id.get(&execution.id()).map(Arc::clone);
             known.passing.extend(kept.map(|kept| (kept, Deadline::after(agent.config.transient_kept_ms))));
             // The main thread has to know when to forget it.
             agent.wake.ring();
         } else {
-            known.ended.push_back(execution.id.clone());
+            known.ended.push_back(execution.id());
         }
         while known.ended.len() > agent.config.ended_executions_max
             && let Some(oldest) = known.ended.pop_front()
@@ -145,7 +145,7 @@ impl Executions {
             && let Some(oldest) = known.passing.iter().position(|(passing, _)| !passing.is_followed())
             && let Some((oldest, _)) = known.passing.remove(oldest)
         {
-            forgotten.extend(known.by_id.remove(&oldest.id));
+            forgotten.extend(known.by_id.remove(&oldest.id()));
         }
         drop(known);
         forgotten.iter().for_each(remove_output);
@@ -159,7 +159,7 @@ impl Executions {
         let mut known = lock(&self.known);
         let Some(place) = known.passing.iter().position(|(other, _)| Arc::ptr_eq(other, execution)) else { return };
         known.passing.remove(place);
-        known.by_id.remove(&execution.id);
+        known.by_id.remove(&execution.id());
         drop(known);
         remove_output(execution);
     }
@@ -181,7 +181,7 @@ impl Executions {
                 known.passing.rotate_left(1);
                 continue;
             }
-            let id = oldest.id.clone();
+            let id = oldest.id();
             known.passing.pop_front();
             forgotten.extend(known.by_id.remove(&id));
         }
@@ -235,7 +235,7 @@ impl Executions {
             return None;
         }
         let cgroup = agent.control.cgroup()?;
-        lingering.executions.retain(|execution| match cgroup.remove(execution.id.as_str()) {
+        lingering.executions.retain(|execution| match cgroup.remove(execution.id().as_str()) {
             Removal::Removed => {
                 // Under the lock, so that whoever misses the cgroup learns why.
                 execution.cgroup_empty.store(true, Ordering::Release);
@@ -247,6 +247,25 @@ impl Executions {
         lingering.tries_left -= 1;
         let next = Duration::from_millis(2 << (SWEEP_TRIES - lingering.tries_left));
         (!lingering.executions.is_empty() && lingering.tries_left > 0).then_some(next)
+    }
+
+    /// This sandbox is the copy of another one, and so are all executions.
+    pub(crate) fn copied_into(&self, sandbox: &SandboxId) {
+        let mut known = lock(&self.known);
+        let mut names = HashMap::new();
+        for (before, execution) in std::mem::take(&mut known.by_id) {
+            let id = execution.rename_into(sandbox);
+            names.insert(before, id.clone());
+            known.by_id.insert(id, execution);
+        }
+        for ended in &mut known.ended {
+            if let Some(id) = names.remove(ended) {
+                *ended = id;
+            }
+        }
+        drop(known);
+        // Not under that lock: who ends takes its own first, and then that one.
+        self.all().iter().for_each(|execution| execution.keep_renamed());
     }
 
     /// The clocks of executions stood still.
@@ -290,8 +309,8 @@ impl Executions {
 }
 
 fn remove_output(execution: &Arc<Execution>) {
-    if let Err(cause) = std::fs::remove_dir_all(&execution.dir) {
-        say(&format!("output of {} not removed: {cause}", execution.id));
+    if let Err(cause) = std::fs::remove_dir_all(&execution.dir()) {
+        say(&format!("output of {} not removed: {cause}", execution.id()));
     }
 }
 
@@ -308,7 +327,7 @@ fn monitor_ended(agent: &'static Agent, execution: Arc<Execution>, exit: Exit) {
         return execution.tree_gone();
     }
     // Somebody killed the monitor, and what it kept together is ours now.
-    say(&format!("the monitor of {} was killed", execution.id));
+    say(&format!("the monitor of {} was killed", execution.id()));
     let work = move || {
         kill::end_unowned(agent);
         execution.tree_gone();

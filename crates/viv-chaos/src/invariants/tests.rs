@@ -101,6 +101,7 @@ fn row(state: SnapshotState, version: u64) -> Box<Snapshot> {
         created_at_ms: NOW_MS,
         by: somebody(),
         seen: None,
+        memory: None,
         fork: None,
     })
 }

@@ -15,6 +15,8 @@ use serde::{Deserialize, Serialize};
 use super::Sandbox;
 use crate::exec::ExecState;
 use crate::id::SnapshotId;
+use crate::service::ServiceRun;
+use crate::snapshot::SnapshotMemory;
 
 /// Why a command is lost that was suspended, and whose memory did not come back.
 pub const MEMORY_NOT_RESTORED: &str = "memory_not_restored";
@@ -50,6 +52,19 @@ pub enum Memory {
 }
 
 impl Sandbox {
+    /// Has a sandbox that was just asked for go on with the memory of what it was forked from: its services are copies
+    /// of those that ran there.
+    #[must_use]
+    pub fn with_memory(mut self, snapshot: &SnapshotId, memory: &SnapshotMemory) -> Self {
+        self.memory = Some(Memory::Kept { snapshot: snapshot.clone() });
+        let copies = memory.services.iter().map(|(name, run)| {
+            let execution = run.execution.copied_into(&self.id);
+            (name.clone(), ServiceRun { generation: self.generation, execution, after: None, ..run.clone() })
+        });
+        self.services = copies.collect();
+        self
+    }
+
     /// Whether what runs in it is being saved with its memory, or was.
     pub fn suspends(&self) -> bool {
         matches!(self.memory, Some(Memory::Saving | Memory::Kept { .. }))

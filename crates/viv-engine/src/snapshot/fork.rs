@@ -7,6 +7,7 @@ use viv_core::lifecycle::{Actor, NewSandbox, Phase, Sandbox};
 use viv_core::snapshot::{FORKS_MAX, ForkPlan, Snapshot, SnapshotKind, SnapshotState};
 use viv_core::spec::{Name, Policy, Project, SandboxSpec, check_pairs};
 use viv_core::{SandboxId, SnapshotId};
+use viv_provider::{Capability, ProviderError};
 use viv_store::{Change, Idempotency, StoreError};
 
 use super::make::NewSnapshot;
@@ -41,6 +42,8 @@ pub struct ForkRequest {
     pub policy: Option<Policy>,
     /// Free labels, beside those that they get from where they come.
     pub labels: BTreeMap<String, String>,
+    /// Whether what runs goes on in each of them, with its memory.
+    pub memory: bool,
     /// Who asks.
     pub by: Actor,
     /// The key under which the request can be repeated.
@@ -81,6 +84,9 @@ impl Engine {
                 }
             }
         };
+        if request.memory {
+            inner.need_memory(&request, source.as_ref()).await?;
+        }
         let plan = inner.plan(&request, source.as_ref())?;
         let ids = plan.ids.clone();
         // What is saved already is not saved again.
@@ -143,7 +149,27 @@ impl Inner {
             policy,
             labels,
             by: request.by.clone(),
+            memory: request.memory,
         })
+    }
+
+    /// Refuses to fork a memory that is not there, and cannot be saved.
+    async fn need_memory(&self, request: &ForkRequest, source: Option<&Sandbox>) -> Result<(), EngineError> {
+        if let Some(why) = self.moment().no_memory {
+            let (capability, why) = (Capability::SaveMemory, why.to_owned());
+            return Err(EngineError::Provider(ProviderError::Unsupported { capability, why }));
+        }
+        let saved = match (&request.from, source.map(|source| &source.phase)) {
+            (ForkedFrom::Snapshot(snapshot), _) => snapshot,
+            (ForkedFrom::Sandbox(_), Some(Phase::Hibernated { snapshot })) => snapshot,
+            // It runs, and is saved with it.
+            (ForkedFrom::Sandbox(_), _) => return Ok(()),
+        };
+        if self.snapshot_row(None, saved).await?.memory.is_some() {
+            return Ok(());
+        }
+        let what = format!("{saved} was saved without memory");
+        Err(EngineError::Invalid { what, hint: "fork one that runs, or was hibernated with its memory".to_owned() })
     }
 
     /// What a request before this one makes, or made.
@@ -212,6 +238,10 @@ impl Inner {
                 by: plan.by.clone(),
             };
             let sandbox = Sandbox::create(new, at);
+            let sandbox = match row.memory.as_ref().filter(|_| plan.memory) {
+                Some(memory) => sandbox.with_memory(&row.id, memory),
+                None => sandbox,
+            };
             let lines = vec![journal::created(&sandbox, at.now_ms)];
             let quota = self.quota(&sandbox);
             Change { sandbox, lines, idempotency: None, quota, unused_since_ms: None, snapshots: Vec::new() }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use viv_core::lifecycle::{Actor, FreezeStep, Phase, Sandbox};
-use viv_core::snapshot::{ForkPlan, SNAPSHOTS_MAX, Snapshot, SnapshotKind, SnapshotState};
+use viv_core::snapshot::{ForkPlan, SNAPSHOTS_MAX, Snapshot, SnapshotKind, SnapshotMemory, SnapshotState};
 use viv_core::spec::{Name, check_pairs};
 use viv_core::{SandboxId, SnapshotId};
 use viv_provider::{ProviderError, SaveRequest};
@@ -118,6 +118,10 @@ impl Inner {
                     version: 1,
                     created_at_ms: now_ms,
                     by: new.by.clone(),
+                    memory: fork
+                        .as_ref()
+                        .filter(|plan| plan.memory)
+                        .map(|_| SnapshotMemory { services: record.services.clone() }),
                     seen: None,
                     fork: fork.clone(),
                 };
@@ -170,7 +174,7 @@ impl Inner {
     /// Saves what the row says, however often it was begun before.
     pub(super) async fn save_snapshot(self: &Arc<Self>, row: Snapshot, sandbox: &SandboxId) -> Result<(), EngineError> {
         let until_ms = row.created_at_ms.saturating_add(self.config.timings.save_ms);
-        let request = SaveRequest { snapshot: row.id.clone(), live: true, memory: false };
+        let request = SaveRequest { snapshot: row.id.clone(), live: true, memory: row.memory.is_some() };
         let mut pause = BACKOFF;
         loop {
             let record = self.load(sandbox).await?;

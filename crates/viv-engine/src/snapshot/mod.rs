@@ -23,8 +23,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
-use viv_core::lifecycle::{Actor, Event, Outcome, Sandbox};
-use viv_core::snapshot::{Snapshot, SnapshotIntegrity, SnapshotKind, SnapshotSeen, SnapshotState};
+use viv_core::lifecycle::{Actor, Event, Memory, Outcome, Sandbox};
+use viv_core::snapshot::{Snapshot, SnapshotIntegrity, SnapshotKind, SnapshotMemory, SnapshotSeen, SnapshotState};
 use viv_core::spec::Project;
 use viv_core::{SandboxId, SnapshotId};
 use viv_provider::{Integrity, Mutation, ProviderError};
@@ -160,7 +160,10 @@ impl Inner {
     /// A row for what was saved by hibernating.
     pub(crate) fn auto_row(&self, of: &Sandbox, id: SnapshotId, saved: Option<&viv_provider::Snapshot>) -> Snapshot {
         let now_ms = self.clock.now_ms();
+        let has_memory = matches!(&of.memory, Some(Memory::Kept { snapshot }) if *snapshot == id)
+            || saved.is_some_and(|saved| saved.memory);
         Snapshot {
+            memory: has_memory.then(|| SnapshotMemory { services: of.services.clone() }),
             id,
             project: of.project.clone(),
             sandbox: Some(of.id.clone()),

@@ -49,6 +49,7 @@ impl Engine {
             created_at_ms: now_ms,
             by,
             seen: None,
+            memory: None,
             fork: None,
         };
         let asked = vec![line(&row, "snapshot.asked_for", &row.by, now_ms, None)];

@@ -322,6 +322,7 @@ macro_rules! __conformance_cases {
                 an_ended_instance_can_still_be_saved,
                 the_frozen_can_be_saved,
                 memory_save_brings_executions_back,
+                memory_goes_to_others_as_copies,
                 memory_is_recalled_only_if_wanted,
                 save_repeated_saves_once,
                 saves_at_once_under_one_id_make_one,

@@ -257,6 +257,35 @@ pub(super) async fn memory_is_recalled_only_if_wanted(lab: &Lab) {
     assert_eq!(next.status(&execution).await.state, ExecState::Running);
 }
 
+pub(super) async fn memory_goes_to_others_as_copies(lab: &Lab) {
+    if !can_save(lab, Capability::SaveMemory).await || !can_restore(lab).await || !lab.can(Capability::SaveLive) {
+        return;
+    }
+    let subject = lab.subject().await;
+    let execution = subject.start(&program::tick()).await;
+    subject.until_written(&execution, "3\n").await;
+    let asked = SaveRequest { memory: true, ..live(lab) };
+    let snapshot = save(&subject, &asked).await.must("save of what runs on");
+    assert!(snapshot.memory && snapshot.live);
+    let mut all = vec![(subject, execution.clone())];
+    for _ in 0..2 {
+        let other = restored(lab, &asked.snapshot).await;
+        let copy = execution.copied_into(&other.sandbox);
+        let gone = lab.provider().execution(&other.instance(), &execution).await;
+        assert_refused!(gone, ProviderError::NotFound { .. });
+        assert!(other.written(&copy).await.starts_with("0\n1\n2\n3\n"), "the output of before is there");
+        all.push((other, copy));
+    }
+    for (one, execution) in &all {
+        let before = one.status(execution).await;
+        assert_eq!(before.state, ExecState::Running);
+        lab.until("progress", SOON_MS, async || {
+            (one.status(execution).await.output_bytes > before.output_bytes).then_some(())
+        })
+        .await;
+    }
+}
+
 pub(super) async fn save_repeated_saves_once(lab: &Lab) {
     if !can_copy(lab).await {
         return;

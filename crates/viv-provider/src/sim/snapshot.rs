@@ -166,6 +166,9 @@ impl State {
                 Recall::Never => Vec::new(),
             };
             for execution in &mut executions {
+                if saved.snapshot.source.sandbox != *sandbox {
+                    execution.id = execution.id.copied_into(sandbox);
+                }
                 execution.wake_up(state.now_ms.saturating_sub(saved.snapshot.created_at_ms));
             }
             let tree = saved.tree.copied(spec.limits.in_force().disk_bytes);

@@ -2,12 +2,13 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::thread::UnshareFlags;
@@ -35,6 +36,23 @@ pub(crate) const COMMON: [&str; 5] =
 /// What a dump is told beside that.
 pub(crate) fn to_dump() -> [String; 3] {
     ["--network-lock=skip".to_owned(), "--leave-stopped".to_owned(), format!("--ghost-limit={GHOST_BYTES_MAX}")]
+}
+
+/// Has a dump be one after which processes run on: their cgroup is frozen before CRIU lets them go.
+pub(crate) fn dump_live(call: &mut Call, cgroup: &Path) -> io::Result<()> {
+    let [network, _, ghosts] = to_dump();
+    call.args([network, "--leave-running".to_owned(), ghosts]);
+    let freeze = cgroup.join("cgroup.freeze");
+    let script = format!("#!/bin/sh\n[ \"$CRTOOLS_SCRIPT_ACTION\" != post-dump ] || echo 1 > '{}'\n", freeze.display());
+    // In memory: the disk may be full, or nothing there may be run.
+    let mut file = File::from(memfd_create("freeze", MemfdFlags::empty())?);
+    file.write_all(script.as_bytes())?;
+    // Nobody runs what somebody may still write to.
+    let file = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+    // CRIU closes it for those whom it runs, and not for itself, which this process becomes.
+    let path = format!("/proc/{}/fd/{}", std::process::id(), call.give(file)?);
+    call.args(["--action-script".to_owned(), path]);
+    Ok(())
 }
 
 /// Goes on in new namespaces where nobody else sees what is mounted, with a `/run` in memory: elsewhere CRIU finds out

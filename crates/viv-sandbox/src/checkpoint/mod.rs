@@ -11,7 +11,7 @@
 //!   <data>/memory/<snapshot>/
 //!     manifest.json      what it is, of which machine, and a digest of the rest
 //!     not-restored       why it was not, if that was tried; CRIU's restore.log beside it
-//!     kept/images/       what CRIU wrote
+//!     kept/images/       what CRIU wrote, packed: see [`pack`]
 //!     kept/run/          what the agent shares with the host: output of executions among it
 //!     kept/dump.json     what the shim knows about the processes: see [`Dump`]
 //! ```
@@ -21,9 +21,12 @@
 //! without the memory, and what was dumped stays for a look.
 
 pub(crate) mod criu;
+pub(crate) mod files;
 pub(crate) mod mounts;
 pub(crate) mod obstacles;
+pub(crate) mod pack;
 pub mod probe;
+pub(crate) mod renumber;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -39,9 +42,9 @@ use crate::rootfs::IdRange;
 pub(crate) use mounts::External;
 
 /// Images of another form are not looked at.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
-/// Longest list of who is in which cgroup: as many as there can be processes, in some ten bytes each.
+/// Longest list of who is in which cgroup, and of what is open: some tens of bytes for each process, a name for each file.
 const DUMP_BYTES_MAX: u64 = 16 << 20;
 
 /// The parts of a memory's folder.
@@ -113,6 +116,8 @@ pub(crate) struct Dump {
     pub(crate) logs: Vec<String>,
     /// Who is in the cgroup of which execution, by pids inside.
     pub(crate) placed: BTreeMap<String, Vec<i32>>,
+    /// What they had open or mapped, by name.
+    pub(crate) files: BTreeMap<String, files::Used>,
 }
 
 /// What a memory is.
@@ -121,7 +126,7 @@ pub(crate) struct Manifest {
     version: u32,
     /// Of which instance.
     pub(crate) instance: InstanceRef,
-    /// What its ids were mapped to; so far it is restored with the same only.
+    /// What its ids were mapped to.
     pub(crate) ids: IdRange,
     /// The agent's file, by name: its code is mapped from there.
     pub(crate) agent: String,

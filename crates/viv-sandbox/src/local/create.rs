@@ -334,11 +334,10 @@ impl LocalProvider {
         let (made, clone_of, _held) = self.plan_made(order)?;
         let ids = &self.shared.ids;
         let range = match memory {
-            Memory::Restored(restored) => self.take_remembered(sandbox, restored.ids)?,
-            Memory::None | Memory::Left(_) => {
-                ids.take(sandbox).map_err(unavailable(&self.shared.data.ids()))?.ok_or_else(no_ids)?
-            }
+            Memory::Restored(restored) => self.take_remembered(sandbox, restored.plan.ids)?,
+            Memory::None | Memory::Left(_) => ids.take(sandbox).map_err(unavailable(&self.shared.data.ids()))?,
         };
+        let range = range.ok_or_else(no_ids)?;
         let claimed = (|| {
             let record = self.plan_record(order, made, range, memory)?;
             fence.begin(mutation)?;

@@ -43,8 +43,18 @@ pub(super) fn defaults() -> ResourceLimits {
 }
 
 fn machine_memory_bytes() -> Option<u64> {
+    memory_bytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")
+}
+
+/// Which part of the machine's memory can be had.
+#[expect(clippy::cast_precision_loss, reason = "a part of something")]
+pub(super) fn memory_left() -> Option<f64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    Some(memory_bytes(&text, "MemAvailable:")? as f64 / memory_bytes(&text, "MemTotal:")?.max(1) as f64)
+}
+
+fn memory_bytes(meminfo: &str, name: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
     Some(line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()? << 10)
 }
 

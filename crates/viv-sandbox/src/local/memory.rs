@@ -17,7 +17,7 @@ use super::create::Origin;
 use super::save::{save_failed, store_failed};
 use super::{LocalProvider, Result, shim_client, unavailable};
 use crate::checkpoint::mounts::{self, parts_of};
-use crate::checkpoint::{Manifest, MemoryDir, obstacles, probe};
+use crate::checkpoint::{Manifest, MemoryDir, obstacles, pack, probe};
 use crate::durable;
 use crate::ids::IdPool;
 use crate::layout::{InstanceDir, InstanceRecord, MemoryPlan};
@@ -38,6 +38,9 @@ const TRY_AGAIN_AFTER: Duration = Duration::from_secs(30);
 /// Longest reason that is passed on.
 const REASON_BYTES_MAX: u64 = 1024;
 
+/// Why the memory of some is not saved.
+const NO_NETWORK: &str = "its network cannot be kept: only the memory of sandboxes without one is saved";
+
 /// How to have one.
 const REMEDY: &str = "`scripts/prepare criu` fetches a CRIU that leaves the system as it is; VIV_CRIU names one";
 
@@ -52,7 +55,7 @@ pub struct Criu {
 
 impl Criu {
     /// What it is not used for here, for those who wonder.
-    pub const LIMITS: &str = "of sandboxes without a network, when they are saved to end; restored under the same ids";
+    pub const LIMITS: &str = "of sandboxes without a network; restored at once, never page by page as it is used";
 }
 
 /// What the last look for one showed.
@@ -77,7 +80,6 @@ struct Shown {
 #[derive(Debug, Clone)]
 pub(super) struct Remembered {
     pub(super) plan: MemoryPlan,
-    pub(super) ids: IdRange,
     pub(super) agent: PathBuf,
 }
 
@@ -227,8 +229,7 @@ impl LocalProvider {
                 }
                 let record = this.need_record(&asked)?;
                 if record.spec.network.egress != Egress::None {
-                    let why =
-                        "its network cannot be kept: only the memory of sandboxes without one is saved".to_owned();
+                    let why = NO_NETWORK.to_owned();
                     return Err(ProviderError::Unsupported { capability: Capability::SaveMemory, why });
                 }
                 let made = || {
@@ -237,10 +238,7 @@ impl LocalProvider {
                         // Somebody asked before and died since: the shim may be at it.
                         return Ok(());
                     }
-                    match fs::remove_dir_all(memory.path()) {
-                        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                        removed => removed?,
-                    }
+                    remove_if_there(memory.path())?;
                     fs::create_dir_all(memory.images())?;
                     fs::write(memory.operation(), operation.as_str())
                 };
@@ -250,7 +248,8 @@ impl LocalProvider {
             .await?;
         let Some(_lock) = to_do else { return Ok(()) };
         let dir = self.dir(&instance.sandbox);
-        let request = ShimRequest::Checkpoint { mutation: mutation.clone(), criu: criu.path, folder: dir.memory() };
+        let (mutation, folder) = (mutation.clone(), dir.memory());
+        let request = ShimRequest::Checkpoint { mutation, criu: criu.path, folder, live: false };
         let failed: ProviderError = match shim_client::ask(&dir, &request).await {
             Ok(ShimReply::Error(error)) => error.into(),
             Ok(_) => return Ok(()),
@@ -262,8 +261,34 @@ impl LocalProvider {
         Err(failed)
     }
 
+    /// What a shim is asked to dump a running instance, into a folder that is made for it.
+    pub(super) fn prepare_live_dump(
+        &self,
+        mutation: &Mutation,
+        record: &InstanceRecord,
+        memory: &MemoryDir,
+    ) -> Result<ShimRequest> {
+        let unsupported = |why| ProviderError::Unsupported { capability: Capability::SaveMemory, why };
+        let criu = self.criu().map_err(unsupported)?;
+        if record.spec.network.egress != Egress::None {
+            return Err(unsupported(NO_NETWORK.to_owned()));
+        }
+        let made = || {
+            remove_if_there(memory.path())?;
+            fs::create_dir_all(memory.images())
+        };
+        made().map_err(save_failed)?;
+        let (mutation, folder) = (mutation.clone(), memory.path().to_owned());
+        Ok(ShimRequest::Checkpoint { mutation, criu: criu.path, folder, live: true })
+    }
+
     /// Makes what was dumped whole, once nothing runs any more; answers how large it is.
-    pub(super) fn finish_memory(&self, dir: &InstanceDir, record: &InstanceRecord, id: &SnapshotId) -> Result<u64> {
+    pub(super) fn finish_stopped_memory(
+        &self,
+        dir: &InstanceDir,
+        record: &InstanceRecord,
+        id: &SnapshotId,
+    ) -> Result<u64> {
         if let Ok(manifest) = self.memory_dir(id).read_manifest()
             && manifest.instance == record.instance
         {
@@ -273,16 +298,17 @@ impl LocalProvider {
         let memory = MemoryDir::new(dir.memory());
         let lost = || ProviderError::Failed { what: "its memory was not saved, and it has ended".to_owned() };
         memory.read_dump().map_err(|_| lost())?;
+        keep_run(dir, &memory).map_err(save_failed)?;
+        self.finish_memory(&memory, record)
+    }
+
+    /// Packs what was dumped, and says what it is; answers how large that is.
+    pub(super) fn finish_memory(&self, memory: &MemoryDir, record: &InstanceRecord) -> Result<u64> {
         let finish = || -> io::Result<Manifest> {
-            match fs::remove_dir_all(memory.run()) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                removed => removed?,
-            }
-            viv_layer::copy(&dir.run(), &memory.run())?;
-            // It is made again by whoever listens on it.
-            let _ = fs::remove_file(memory.run().join(SOCKET));
+            // What does not get smaller, for want of room for example, is kept as it is.
+            let _ = pack::pack(&memory.images());
             let version = self.criu().map_or_else(|_| "unknown".to_owned(), |criu| criu.version);
-            let manifest = Manifest::of(&memory, &record.instance, record.ids, &record.agent, &version)?;
+            let manifest = Manifest::of(memory, &record.instance, record.ids, &record.agent, &version)?;
             rustix::fs::syncfs(fs::File::open(memory.path())?)?;
             memory.write_manifest(&manifest)?;
             Ok(manifest)
@@ -291,12 +317,12 @@ impl LocalProvider {
     }
 
     /// Puts it in place, unless it is.
-    pub(super) fn put_memory(&self, dir: &InstanceDir, id: &SnapshotId) -> io::Result<()> {
+    pub(super) fn put_memory(&self, memory: &MemoryDir, id: &SnapshotId) -> io::Result<()> {
         let place = self.memory_dir(id);
         if place.read_manifest().is_ok() {
             return Ok(());
         }
-        durable::rename(&dir.memory(), place.path())
+        durable::rename(memory.path(), place.path())
     }
 
     fn memory_dir(&self, id: &SnapshotId) -> MemoryDir {
@@ -334,8 +360,8 @@ impl LocalProvider {
             if !agent.is_file() {
                 return Err(format!("the agent that it ran with is not there any more ({})", manifest.agent));
             }
-            let plan = MemoryPlan { folder: dir.path().to_owned(), criu: criu.path, of: manifest.instance };
-            Ok(Remembered { plan, ids: manifest.ids, agent })
+            let (of, ids) = (manifest.instance, manifest.ids);
+            Ok(Remembered { plan: MemoryPlan { folder: dir.path().to_owned(), criu: criu.path, of, ids }, agent })
         };
         Ok(match restored() {
             Ok(remembered) => Memory::Restored(Box::new(remembered)),
@@ -354,14 +380,31 @@ impl LocalProvider {
         }
     }
 
-    /// Takes the range of ids that a memory was saved with.
-    pub(super) fn take_remembered(&self, sandbox: &SandboxId, ids: IdRange) -> Result<IdRange> {
-        let taken = self.shared.ids.take_this(sandbox, ids);
-        if taken.map_err(unavailable(&self.shared.data.ids()))? {
-            return Ok(ids);
-        }
-        let what = "the ids that it ran with are those of another sandbox now: remove that one".to_owned();
-        Err(ProviderError::Failed { what })
+    /// Takes a range of ids for a memory: the one that it was saved with, or any while somebody else has that.
+    pub(super) fn take_remembered(&self, sandbox: &SandboxId, ids: IdRange) -> Result<Option<IdRange>> {
+        let pool = &self.shared.ids;
+        let taken = match pool.take_this(sandbox, ids) {
+            Ok(true) => Ok(Some(ids)),
+            Ok(false) => pool.take(sandbox),
+            Err(error) => Err(error),
+        };
+        taken.map_err(unavailable(&self.shared.data.ids()))
+    }
+}
+
+/// Keeps what the agent shares with the host, while nothing runs.
+pub(super) fn keep_run(dir: &InstanceDir, memory: &MemoryDir) -> io::Result<()> {
+    remove_if_there(&memory.run())?;
+    viv_layer::copy(&dir.run(), &memory.run())?;
+    // It is made again by whoever listens on it.
+    let _ = fs::remove_file(memory.run().join(SOCKET));
+    Ok(())
+}
+
+fn remove_if_there(folder: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
     }
 }
 

@@ -376,6 +376,10 @@ impl Provider for LocalProvider {
         "local"
     }
 
+    fn memory_left(&self) -> Option<f64> {
+        limits::memory_left()
+    }
+
     fn capabilities(&self) -> Capabilities {
         let all = self.capabilities_with_egress();
         match self.criu() {

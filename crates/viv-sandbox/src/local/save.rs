@@ -9,6 +9,7 @@
 //! after a second look at it, so a delete in the middle of a save leaves no
 //! record, and nothing that refers to the layer (L11).
 
+use std::fs;
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -20,13 +21,15 @@ use viv_provider::{
 };
 
 use super::chores::Chore;
+use super::memory::keep_run;
 use super::shim_client::Held;
 use super::{LocalProvider, Result, unavailable, within};
+use crate::checkpoint::MemoryDir;
 use crate::durable;
 use crate::layout::{InstanceRecord, Made};
 use crate::lock::lock_file;
 use crate::shim::now_wall_ms;
-use crate::shim::proto::ShimRequest;
+use crate::shim::proto::{ShimError, ShimRequest};
 use crate::store::collect::References;
 use crate::store::layer::{LayerId, LayerMeta};
 use crate::store::seal::{Finished, Source};
@@ -45,10 +48,6 @@ impl LocalProvider {
     ) -> Result<Snapshot> {
         if request.memory {
             self.require_memory().await?;
-            if request.live {
-                let why = "memory is saved when a sandbox is ended, not while it runs on".to_owned();
-                return Err(ProviderError::Unsupported { capability: Capability::SaveMemory, why });
-            }
         }
         self.require(if request.live { Capability::SaveLive } else { Capability::SaveStopped })?;
         within(mutation.budget_ms, "saving", async {
@@ -69,7 +68,7 @@ impl LocalProvider {
                 self.check_alive(&instance).await?;
             }
             known?;
-            if request.memory {
+            if request.memory && !live {
                 self.dump(mutation, &instance).await?;
             } else if !live {
                 self.ask_to_end(sandbox, &ShimRequest::EndToSave { mutation: mutation.clone() }).await?;
@@ -155,14 +154,15 @@ impl LocalProvider {
             cost.flush_us = finished.flush_us;
             (finished.meta, true)
         };
+        let memory = MemoryDir::new(dir.memory());
         let memory_bytes =
-            if request.memory { Some(self.finish_memory(dir, &record, &request.snapshot)?) } else { None };
+            if request.memory { Some(self.finish_stopped_memory(dir, &record, &request.snapshot)?) } else { None };
         let put = || {
             if !pinned.is_still(&self.dir(&instance.sandbox)) {
                 return Err(io::Error::other("it is not there any more"));
             }
             if memory_bytes.is_some() {
-                self.put_memory(dir, &request.snapshot)?;
+                self.put_memory(&memory, &request.snapshot)?;
             }
             if is_new {
                 // From here on the layer is where this says, whatever happens.
@@ -192,20 +192,41 @@ impl LocalProvider {
         store.sync().map_err(save_failed)?;
         let flushed_us = elapsed_us(flush);
         let place = store.new_place();
+        let memory = MemoryDir::new(dir.memory_live());
         let saved = (|| {
-            let (copied, paused_us) = self.with_living(instance, left_ms(mutation, started), |living| {
-                store.copy_live(living, &place).map_err(save_failed)
-            })?;
+            let budget_ms = left_ms(mutation, started);
+            let copy = |living: &Path| store.copy_live(living, &place).map_err(save_failed);
+            let (copied, paused_us) = if request.memory {
+                let dumping = self.prepare_live_dump(mutation, &record, &memory)?;
+                let within = Duration::from_millis(budget_ms);
+                self.with_held(
+                    instance,
+                    || Held::ask_for(&dir, &dumping, within),
+                    |living| {
+                        keep_run(&dir, &memory).map_err(save_failed)?;
+                        copy(living)
+                    },
+                )?
+            } else {
+                self.with_living(instance, budget_ms, copy)?
+            };
+            let memory_bytes = request.memory.then(|| self.finish_memory(&memory, &record)).transpose()?;
             let source = Source { instance, of: &made.of, host: &self.shared.host };
             let layer = LayerId::for_snapshot(&request.snapshot).map_err(store_failed)?;
             let Finished { meta, flush_us, copied_bytes } =
                 store.finish_live(source, &place, &copied, layer).map_err(save_failed)?;
             let cost = SaveCost { flush_us: flushed_us + flush_us, paused_us, total_us: 0, copied_bytes };
-            let put = || store.put_layer(&place, &meta);
-            self.commit(mutation, request, &record, &made, (&meta, cost, None), started, put)
+            let put = || {
+                if memory_bytes.is_some() {
+                    self.put_memory(&memory, &request.snapshot)?;
+                }
+                store.put_layer(&place, &meta)
+            };
+            self.commit(mutation, request, &record, &made, (&meta, cost, memory_bytes), started, put)
         })();
         if saved.is_err() {
             let _ = store.discard(&place);
+            let _ = fs::remove_dir_all(memory.path());
         }
         saved
     }
@@ -267,12 +288,22 @@ impl LocalProvider {
         budget_ms: u64,
         work: impl FnOnce(&Path) -> Result<T>,
     ) -> Result<(T, u64)> {
+        let dir = self.dir(&instance.sandbox);
+        self.with_held(instance, || Held::take(&dir, instance, budget_ms), work)
+    }
+
+    /// The same, when something else is done on the way to its standing still.
+    fn with_held<T>(
+        &self,
+        instance: &InstanceRef,
+        take: impl FnOnce() -> io::Result<std::result::Result<Held, ShimError>>,
+        work: impl FnOnce(&Path) -> Result<T>,
+    ) -> Result<(T, u64)> {
         // This runs on a thread for what blocks, so waiting for a look here delays nobody.
         tokio::runtime::Handle::current().block_on(self.check_alive(instance))?;
-        let dir = self.dir(&instance.sandbox);
         let lost = |source| ProviderError::Unavailable { what: format!("the shim of {instance}"), source };
         let since = Instant::now();
-        let held = Held::take(&dir, instance, budget_ms).map_err(lost)??;
+        let held = take().map_err(lost)??;
         // What the kernel can share it does from where the store lies, not by way of the shim.
         let store = &self.shared.store;
         let active = store.active_folder(instance);

@@ -12,8 +12,8 @@ use super::socket;
 use crate::layout::InstanceDir;
 use crate::shim::proto::{LINE_BYTES_MAX, ShimError, ShimReply, ShimRequest};
 
-/// How long a shim may take to stop everything, or to let it run.
-const HOLD_WITHIN: Duration = Duration::from_secs(10);
+/// How long a shim may take to stop everything, or to let it run and have the agent back.
+const HOLD_WITHIN: Duration = Duration::from_secs(20);
 
 /// One request, one reply. For `Wait`, the reply is the end.
 pub(super) async fn ask(dir: &InstanceDir, request: &ShimRequest) -> io::Result<ShimReply> {
@@ -39,11 +39,21 @@ pub(super) struct Held {
 impl Held {
     /// Has a shim hold its instance, for no longer than said.
     pub(super) fn take(dir: &InstanceDir, instance: &InstanceRef, for_ms: u64) -> io::Result<Result<Self, ShimError>> {
+        Self::ask_for(dir, &ShimRequest::Hold { instance: instance.clone(), for_ms }, HOLD_WITHIN)
+    }
+
+    /// The same by a request that takes longer.
+    pub(super) fn ask_for(
+        dir: &InstanceDir,
+        request: &ShimRequest,
+        within: Duration,
+    ) -> io::Result<Result<Self, ShimError>> {
         let stream = socket::connect_blocking(&dir.socket())?;
-        stream.set_read_timeout(Some(HOLD_WITHIN))?;
+        stream.set_read_timeout(Some(within))?;
         let mut stream = io::BufReader::new(stream);
-        let request = ShimRequest::Hold { instance: instance.clone(), for_ms };
-        match exchange(&mut stream, &request)? {
+        let reply = exchange(&mut stream, request)?;
+        stream.get_ref().set_read_timeout(Some(HOLD_WITHIN))?;
+        match reply {
             ShimReply::Held { writable } => Ok(Ok(Self { stream, writable })),
             ShimReply::Error(error) => Ok(Err(error)),
             _ => Err(io::ErrorKind::InvalidData.into()),

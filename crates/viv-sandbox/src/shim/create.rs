@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -270,13 +270,23 @@ fn prepare_run(dir: &InstanceDir, record: &InstanceRecord, identity: &Identity) 
         DirBuilder::new().mode(0o700).create(run.join(folder))?;
     }
     durable::replace_json_unsynced(&run.join(CONFIG), &config)?;
-    // The kernel draws a new one each time.
-    fs::write(run.join(BOOT_ID), fs::read("/proc/sys/kernel/random/uuid")?)?;
-    fs::set_permissions(run.join(BOOT_ID), fs::Permissions::from_mode(0o444))?;
+    draw_boot_id(&run)?;
     for path in [run.join(CONFIG), run.join(BOOT_ID), run.join(EXECUTIONS), run.join(TRANSIENT), run] {
         chown(path, Some(keeper), Some(keeper))?;
     }
     Ok(())
+}
+
+/// A boot id that nobody had.
+pub(super) fn draw_boot_id(run: &Path) -> io::Result<()> {
+    let path = run.join(BOOT_ID);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        removed => removed?,
+    }
+    // The kernel draws a new one each time.
+    fs::write(&path, fs::read("/proc/sys/kernel/random/uuid")?)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o444))
 }
 
 fn start_container(

@@ -8,26 +8,27 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, chown};
+use std::os::unix::fs::{MetadataExt, chown, lchown};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, WaitOptions, pidfd_open, waitpid};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
-use viv_agent::proto::{AgentLimits, CONFIG, ControlMessage, Fence, Identity, LIMITS, SOCKET};
+use viv_agent::proto::{AgentLimits, BOOT_ID, CONFIG, ControlMessage, Fence, Identity, LIMITS, SOCKET};
 use viv_core::{EndCause, ExecutionId, OperationId};
 use viv_provider::Mutation;
 
 use super::agent::{ControlConnection, say_hello, tell_to_quiesce};
-use super::create::{CreateError, agent_config, at, descriptors, wait_until};
+use super::create::{CreateError, agent_config, at, descriptors, draw_boot_id, wait_until};
 use super::proto::{ShimError, ShimReply};
 use super::serve::{FREEZE_WITHIN, Handled, Init, Next, Shim};
 use crate::bundle::{Staged, hostname};
 use crate::cgroup::InstanceCgroups;
 use crate::checkpoint::criu::{self, Call, DUMP_LOG, RESTORE_LOG};
-use crate::checkpoint::{Dump, MemoryDir, mounts};
+use crate::checkpoint::{Dump, MemoryDir, files, mounts, pack, renumber};
 use crate::durable;
 use crate::layout::{InstanceDir, InstanceRecord};
+use crate::rootfs::IdRange;
 use crate::sys::clone::{Forked, die_with, exit_now, fork, leave_session_keyring};
 
 /// How long the agent lives without us: for as long as a dump of much memory to a slow disk may take.
@@ -56,6 +57,8 @@ struct Order {
     dir: MemoryDir,
     fence: Fence,
     dump: Dump,
+    /// It runs on, after it stood still for so long at the most.
+    held_for: Option<Duration>,
 }
 
 impl Checkpoint {
@@ -82,6 +85,7 @@ impl Shim {
         mutation: &Mutation,
         criu: PathBuf,
         folder: PathBuf,
+        live: bool,
     ) -> Result<Handled, ShimError> {
         if self.clients.held_for().is_some() {
             return Err(ShimError::Conflict { what: "its files are being copied".to_owned() });
@@ -92,7 +96,8 @@ impl Shim {
         self.run_again()?;
         let fence =
             Fence { operation: mutation.operation.clone(), generation: mutation.generation, token: mutation.token };
-        let order = Order { criu, dir: MemoryDir::new(folder), fence, dump };
+        let held_for = live.then(|| Duration::from_millis(mutation.budget_ms));
+        let order = Order { criu, dir: MemoryDir::new(folder), fence, dump, held_for };
         self.start_dump(order, 1).map_err(|error| failed(format!("no memory is saved: {error}")))?;
         Ok(Handled::Checkpoint)
     }
@@ -103,7 +108,7 @@ impl Shim {
         let mountinfo = fs::read_to_string(format!("/proc/{pid}/mountinfo")).map_err(|error| error.to_string())?;
         let mounts = mounts::external(&mountinfo, &mounts::parts_of(&self.record))?;
         let logs = logs_of(&self.dir, self.init.pid).map_err(|error| error.to_string())?;
-        Ok(Dump { mounts, logs, placed: BTreeMap::new() })
+        Ok(Dump { mounts, logs, placed: BTreeMap::new(), files: BTreeMap::new() })
     }
 
     fn start_dump(&mut self, order: Order, tries: u32) -> io::Result<()> {
@@ -131,7 +136,12 @@ impl Shim {
             tell_to_quiesce(Path::new("run").join(SOCKET).as_path(), &order.fence, AWAY_MS)?;
             let mut call = Call::new(&order.criu, "dump");
             call.args(["-t", &self.init.pid.as_raw_nonzero().to_string(), "-o", DUMP_LOG]);
-            call.args(criu::COMMON).args(criu::to_dump());
+            call.args(criu::COMMON);
+            match (order.held_for, self.cgroups.v2()) {
+                (Some(_), Some(cgroup)) => criu::dump_live(&mut call, &cgroup)?,
+                (Some(_), None) => return Err(io::Error::other("it cannot be held still")),
+                (None, _) => drop(call.args(criu::to_dump())),
+            }
             call.args([Path::new("--root"), &self.root]);
             for external in &order.dump.mounts {
                 call.args(["--external".to_owned(), external.to_save()]);
@@ -159,9 +169,11 @@ impl Shim {
         let Checkpoint { order, tries, .. } = checkpoint;
         let index = self.clients.saving();
         let why = if status.exit_status() == Some(0) {
+            if let Some(held_for) = order.held_for {
+                return self.hold_dumped(&order, held_for, index);
+            }
             // All of them are stopped now, so this is how they were.
-            let placed = placed(&self.cgroups);
-            match placed.and_then(|placed| order.dir.write_dump(&Dump { placed, ..order.dump.clone() })) {
+            match self.note_dumped(&order) {
                 Ok(()) => return Ok(Next::End(EndCause::Saved, index)),
                 Err(error) => {
                     self.continue_stopped();
@@ -175,6 +187,10 @@ impl Shim {
             }
         };
         eprintln!("its memory was not saved: {why}");
+        if order.held_for.is_some() {
+            // It may have been stopped for good just before.
+            let _ = self.cgroups.set_frozen(false, FREEZE_WITHIN);
+        }
         if tries < TRIES_MAX && why.contains("unix") && index.is_some() {
             self.start_dump(order, tries + 1)?;
             return Ok(Next::Go);
@@ -191,6 +207,38 @@ impl Shim {
             client.say(&ShimReply::Error(ShimError::Failed { what: format!("its memory cannot be saved: {why}") }));
         }
         Ok(Next::Go)
+    }
+
+    /// What is known about processes that stand still.
+    fn note_dumped(&self, order: &Order) -> io::Result<()> {
+        let files = files::used(&self.cgroups.v2().map_or_else(Vec::new, |path| all_pids(&path)));
+        order.dir.write_dump(&Dump { placed: placed(&self.cgroups)?, files, ..order.dump.clone() })
+    }
+
+    /// It is dumped and runs on, once whoever asked has a copy of its files.
+    fn hold_dumped(&mut self, order: &Order, held_for: Duration, index: Option<usize>) -> io::Result<Next> {
+        let noted = self.stop_running().and_then(|()| {
+            let failed = |error| ShimError::Failed { what: format!("what was dumped cannot be noted: {error}") };
+            self.note_dumped(order).map_err(failed)
+        });
+        // Without anybody who waits for it, it runs again at the end of this turn.
+        if let Some(client) = index.and_then(|index| self.clients.get_mut(index)) {
+            client.saves(false);
+            match noted {
+                Ok(()) => {
+                    client.hold(held_for);
+                    client.say(&ShimReply::Held { writable: self.writable.clone() });
+                }
+                Err(error) => client.say(&ShimReply::Error(error)),
+            }
+        }
+        Ok(Next::Go)
+    }
+
+    /// Connects again to an agent that was left alone for a dump, as soon as it runs. False when it does not come back.
+    pub(super) fn rejoin_agent(&mut self) -> bool {
+        let runs = self.checkpoint.is_none() && self.stopped_since_boot_ms.is_none();
+        !runs || !self.control.is_absent() || self.connect_again()
     }
 
     /// What CRIU stopped runs on.
@@ -301,7 +349,22 @@ pub(super) fn restore(
     criu: &Path,
     until: Instant,
 ) -> Result<Init, CreateError> {
-    let dump = memory.read_dump().map_err(at("reading what was dumped"))?;
+    let mut dump = memory.read_dump().map_err(at("reading what was dumped"))?;
+    let plan =
+        record.memory.as_ref().ok_or(io::ErrorKind::InvalidData.into()).map_err(at("reading what it begins with"))?;
+    if let Some(why) = files::why_not(&dump.files, staged.root).map_err(at("looking at files that were open"))? {
+        return Err(CreateError::Memory { why });
+    }
+    if plan.of.sandbox != *record.sandbox() {
+        // The agent calls them so too, once it knows who it is.
+        let renamed = std::mem::take(&mut dump.placed).into_iter().map(|(name, pids)| {
+            let copy = name.parse::<ExecutionId>().map(|execution| execution.copied_into(record.sandbox()));
+            (copy.map_or(name, |copy| copy.as_str().to_owned()), pids)
+        });
+        dump.placed = renamed.collect();
+    }
+    let images = dir.unpacked();
+    unpack(memory, &images, (plan.ids, record.ids), until)?;
     let birthplace = cgroups.open_v2().map_err(at("opening the cgroup"))?;
     let pid_file = dir.first_pid();
     let call = || -> io::Result<Call> {
@@ -316,7 +379,7 @@ pub(super) fn restore(
             let number = call.give(agent_log(dir, record)?)?;
             call.args(["--inherit-fd".to_owned(), format!("fd[{number}]:{name}")]);
         }
-        call.file("-D", File::open(memory.images())?)?;
+        call.file("-D", File::open(&images)?)?;
         call.file("-W", File::open(dir.path())?)?;
         Ok(call)
     };
@@ -362,10 +425,45 @@ pub(super) fn restore(
     let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(io::Error::from).map_err(at("holding the agent"))?;
     super::first::record(dir, pid).map_err(at("writing down who the agent is"))?;
     place(cgroups, record, &dump).map_err(at("placing processes into cgroups"))?;
-    if let Err(error) = name(pid, &hostname(record)) {
-        eprintln!("it keeps the name of what it was saved from: {error}");
-    }
+    name(pid, &hostname(record)).map_err(at("naming it"))?;
+    // All of it is in memory.
+    let _ = fs::remove_dir_all(&images);
     Ok(Init { pid, pidfd })
+}
+
+/// Has what was dumped in plain files, for the ids that this instance has. Another process does it: this one has one thread.
+fn unpack(memory: &MemoryDir, to: &Path, (then, now): (IdRange, IdRange), until: Instant) -> Result<(), CreateError> {
+    let parent = rustix::process::getpid();
+    let helper = match fork(None).map_err(at("unpacking its memory"))? {
+        Forked::Child => {
+            let unpacked = || -> io::Result<()> {
+                if !die_with(parent) {
+                    return Err(io::Error::other("the shim is gone"));
+                }
+                fs::create_dir(to)?;
+                pack::unpack(&memory.images(), to)?;
+                renumber::renumber(to, then, now)
+            };
+            let unpacked = unpacked();
+            if let Err(error) = &unpacked {
+                let _ = fs::write(to.with_file_name(WHY), error.to_string());
+            }
+            exit_now(i32::from(unpacked.is_err()));
+        }
+        Forked::Parent(helper) => helper,
+    };
+    match wait_until(helper, until).map_err(at("waiting for its memory to be unpacked"))? {
+        Some(0) => Ok(()),
+        Some(_) => {
+            let why = fs::read_to_string(to.with_file_name(WHY)).unwrap_or_else(|_| "its helper was killed".to_owned());
+            Err(CreateError::Memory { why: format!("what was dumped cannot be unpacked: {why}") })
+        }
+        None => {
+            let _ = rustix::process::kill_process(helper, rustix::process::Signal::KILL);
+            let _ = waitpid(Some(helper), WaitOptions::empty());
+            Err(CreateError::Memory { why: "it takes too long to unpack what was dumped".to_owned() })
+        }
+    }
 }
 
 /// Where what the agent says goes. CRIU opens it again with the rights of the sandbox's own ids.
@@ -449,13 +547,38 @@ pub(super) fn bring_run(
 ) -> io::Result<()> {
     let (run, keeper) = (dir.run(), record.ids.keeper_on_host());
     viv_layer::copy(&memory.run(), &run)?;
+    if let Some(plan) = &record.memory {
+        hand_over(&run, plan.ids, record.ids)?;
+        if plan.of.sandbox != *record.sandbox() {
+            draw_boot_id(&run)?;
+        }
+    }
     durable::replace_json_unsynced(&run.join(CONFIG), &agent_config(record, identity))?;
     // What is running has read its configuration; this it looks at before every command.
     let limits = &record.spec.limits;
     let limits = AgentLimits { open_files: limits.open_files, processes: limits.processes };
     durable::replace_json_unsynced(&run.join(LIMITS), &limits)?;
-    for file in [CONFIG, LIMITS] {
+    for file in [CONFIG, LIMITS, BOOT_ID] {
         chown(run.join(file), Some(keeper), Some(keeper))?;
+    }
+    Ok(())
+}
+
+/// What belonged to one range of ids belongs to another.
+fn hand_over(folder: &Path, from: IdRange, to: IdRange) -> io::Result<()> {
+    if from == to {
+        return Ok(());
+    }
+    let moved = |id: u32| {
+        let offset = id.checked_sub(from.base).filter(|offset| *offset < from.count);
+        offset.map(|offset| to.base + offset)
+    };
+    let found = fs::symlink_metadata(folder)?;
+    lchown(folder, moved(found.uid()), moved(found.gid()))?;
+    if found.is_dir() {
+        for entry in fs::read_dir(folder)? {
+            hand_over(&entry?.path(), from, to)?;
+        }
     }
     Ok(())
 }

@@ -54,6 +54,9 @@ pub(crate) enum ShimRequest {
         mutation: Mutation,
         criu: PathBuf,
         folder: PathBuf,
+        /// It is to run on. It stands still when this is answered, until it is released.
+        #[serde(default)]
+        live: bool,
     },
     /// Stands still until the connection ends, but no longer than said, so that its filesystem can be copied. Answered
     /// when it does.

@@ -101,11 +101,11 @@ pub(super) struct Shim {
     pub(super) token: FencingToken,
     /// A user wants it frozen; a client that copies its files may hold it besides.
     pub(super) frozen: bool,
-    stopped_since_boot_ms: Option<u64>,
+    pub(super) stopped_since_boot_ms: Option<u64>,
     extensions: Vec<(OperationId, Deadline)>,
     pub(super) limit_changes: Vec<(OperationId, ResourceLimits)>,
     oom: OomWatch,
-    writable: PathBuf,
+    pub(super) writable: PathBuf,
     /// The root, where it is mounted.
     pub(super) root: PathBuf,
     /// Its memory is being saved.
@@ -257,6 +257,9 @@ impl Shim {
         }
         self.clients.prune();
         self.run_unless_held();
+        if !self.rejoin_agent() {
+            return Ok(Next::End(EndCause::AgentLost, None));
+        }
         if ready[3] {
             self.clients.accept_for_gone(&self.listener);
         }
@@ -305,6 +308,7 @@ impl Shim {
                 let reply = if client.release() { ShimReply::Done } else { ShimReply::Error(ShimError::NotHeld) };
                 // It runs again before that is said.
                 self.run_unless_held();
+                let _ = self.rejoin_agent();
                 self.answer(index, &reply);
                 continue;
             }
@@ -365,7 +369,9 @@ impl Shim {
             ShimRequest::Connect { connected, .. } => Ok(self.connect(connected)),
             ShimRequest::Destroy { .. } => Ok(Handled::Destroy),
             ShimRequest::EndToSave { .. } => Ok(Handled::Save),
-            ShimRequest::Checkpoint { mutation, criu, folder } => self.begin_checkpoint(&mutation, criu, folder),
+            ShimRequest::Checkpoint { mutation, criu, folder, live } => {
+                self.begin_checkpoint(&mutation, criu, folder, live)
+            }
             ShimRequest::Hold { instance, for_ms } => self.hold(&instance, Duration::from_millis(for_ms)),
             ShimRequest::EndForSpace { instance, what } => {
                 self.need_current(&instance)?;

@@ -262,6 +262,7 @@ async fn fork(
         name: body.name.map(Into::into),
         policy,
         labels: body.labels.to_map(),
+        memory: body.memory,
         by: caller.actor(),
         key,
     };

@@ -33,6 +33,7 @@ pub(super) fn row(_: &Lab, name: &str, of: Option<&Sandbox>, created_at_ms: u64)
         created_at_ms,
         by: Actor::part("suite"),
         seen: None,
+        memory: None,
         fork: None,
     }
 }

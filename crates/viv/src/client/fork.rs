@@ -15,8 +15,9 @@ use crate::text::parse_span;
 
 /// Make sandboxes that begin where another one is, or with a snapshot
 ///
-/// What runs stands still for a moment and runs on; its processes are not copied, its files are. Each fork has an id
-/// of its own, lives by the same policy, and sees nothing of what another one writes. There are all of them, or none.
+/// What runs stands still for a moment and runs on; its files are copied, and with --memory its processes too, each fork
+/// going on from the same instant. Each fork has an id of its own, lives by the same policy, and sees nothing of what
+/// another one writes. There are all of them, or none.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Id or name of a sandbox, or the id of a snapshot
@@ -27,6 +28,9 @@ pub(crate) struct Args {
     /// What they are called: this, or this and a number if there are several
     #[arg(long)]
     name: Option<SandboxName>,
+    /// Have what runs go on in each of them, with its memory
+    #[arg(long)]
+    memory: bool,
     /// A label, beside those of where they come from
     #[arg(long, short, value_name = "KEY=VALUE")]
     label: Vec<LabelFilter>,
@@ -44,6 +48,7 @@ pub(super) fn run(args: Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
         count: Some(args.count),
         name: args.name,
         labels: Labels::new(labels).map_err(wrong)?,
+        memory: args.memory,
         policy: None,
         wait_ms: Some(WaitMs::new(args.wait).map_err(wrong)?),
     };

@@ -21,6 +21,10 @@ pub(super) struct CleanupPart {
     emergency_above_percent: Option<u8>,
     /// Who was used in this time is not idle.
     emergency_idle_s: Option<u64>,
+    /// Below this part of the machine's memory, in percent, what is frozen and kept with its memory goes to disk.
+    memory_below_percent: Option<u8>,
+    /// How often that is looked at.
+    memory_period_s: Option<NonZeroU64>,
 }
 
 impl CleanupPart {
@@ -35,6 +39,8 @@ impl CleanupPart {
             age_max: self.age_max_s.map(|seconds| Duration::from_secs(seconds.get())),
             emergency_above: self.emergency_above_percent.map_or(ships.emergency_above, |part| f64::from(part) / 100.0),
             emergency_idle: seconds(self.emergency_idle_s, ships.emergency_idle),
+            memory_below: self.memory_below_percent.map_or(ships.memory_below, |part| f64::from(part) / 100.0),
+            memory_period: seconds(self.memory_period_s.map(NonZeroU64::get), ships.memory_period),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A record on its way to its next version, and the moves that several events share.
 
 use super::{Accepted, Happened, Stepped};
-use crate::id::SnapshotId;
+use crate::id::{Generation, SnapshotId};
 use crate::lifecycle::cause::{Actor, Cause, Caused};
 use crate::lifecycle::evidence::Evidence;
 use crate::lifecycle::phase::{FreezeStep, HibernateStep, MakeStep, Phase, PhaseName, ResumeStep, VerifyStep, Work};
@@ -140,6 +140,10 @@ impl<'t> Draft<'t> {
     /// instance of their own. Never a loop: from here on nobody asks for that memory again.
     pub(super) fn without_memory(mut self, rebuilds: u32, snapshot: SnapshotId, why: String) -> Stepped {
         self.next.lose_suspended(self.at.now_ms);
+        if self.next.generation == Generation::FIRST {
+            // They were to be copies of another one's, and never were.
+            self.next.services.clear();
+        }
         self.next.memory = Some(Memory::NotRestored { snapshot, why: why.clone() });
         self.remake(rebuilds, Cause::MemoryNotRestored, &Actor::part("engine"), Some(why))
     }
