@@ -5,14 +5,15 @@ use std::thread;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use viv_api::bound::{ComponentName, LogBytes, SandboxRef, Sequence};
+use viv_api::bound::{ComponentName, LogBytes, PageLimit, SandboxRef, SearchText, Sequence, TailLines};
 use viv_api::client::SandboxHandle;
 use viv_api::daemon::{LogLevel, LogLine};
 use viv_api::query::{ListLogs, SandboxLogQuery};
 use viv_api::sandbox::{LogSource, LogTail};
 
 use super::table::{clean, clock};
-use super::{Daemon, print, print_json};
+use super::{Daemon, now_ms, print, print_json};
+use crate::text::parse_span;
 
 /// Between two looks for more.
 const EVERY: Duration = Duration::from_millis(500);
@@ -37,9 +38,39 @@ pub(crate) struct Args {
     /// How much of the end of each log of a sandbox
     #[arg(long, default_value = "65536", conflicts_with = "daemon")]
     bytes: LogBytes,
+    /// Only the last so many lines, of each log
+    #[arg(long, value_name = "LINES")]
+    tail: Option<TailLines>,
+    /// Only lines with this in them
+    #[arg(long, value_name = "TEXT")]
+    search: Option<SearchText>,
+    /// Only what the daemon said in the last so long: 30s, 10m, 2h
+    #[arg(long, value_name = "SPAN", value_parser = parse_span, requires = "daemon")]
+    since: Option<u64>,
     /// Go on with what comes
     #[arg(long, short)]
     follow: bool,
+}
+
+impl Args {
+    fn is_searched(&self, line: &str) -> bool {
+        self.search.as_ref().is_none_or(|text| line.contains(text.as_str()))
+    }
+
+    /// Of these, those that are asked for.
+    fn last<T>(&self, lines: &mut Vec<T>) {
+        let most = self.tail.map_or(usize::MAX, |lines| lines.get() as usize);
+        lines.drain(..lines.len().saturating_sub(most));
+    }
+
+    /// Of a text, the lines that are asked for.
+    fn part(&self, text: &str, is_first: bool) -> String {
+        let mut lines: Vec<&str> = text.split_inclusive('\n').filter(|line| self.is_searched(line)).collect();
+        if is_first {
+            self.last(&mut lines);
+        }
+        lines.concat()
+    }
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -73,10 +104,19 @@ fn of_daemon(args: &Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
         component: args.component.clone(),
         sandbox: args.sandbox.clone(),
         level: args.level.map(level),
+        // What is looked for may be anywhere in what is kept.
+        limit: (args.tail.is_some() || args.search.is_some() || args.since.is_some())
+            .then(|| PageLimit::nearest(u64::MAX)),
         ..ListLogs::default()
     };
+    let from_ms = args.since.map_or(0, |since_ms| now_ms().saturating_sub(since_ms));
+    let mut is_first = true;
     loop {
-        let page = daemon.client.logs(&query)?;
+        let mut page = daemon.client.logs(&query)?;
+        page.items.retain(|line| line.at_ms >= from_ms && args.is_searched(&line_of(line)));
+        if std::mem::take(&mut is_first) {
+            args.last(&mut page.items);
+        }
         for line in &page.items {
             if daemon.json {
                 print_json(line)?;
@@ -115,11 +155,15 @@ fn of_sandbox(args: &Args, handle: &SandboxHandle<'_>, daemon: &Daemon) -> anyho
     });
     let query = SandboxLogQuery { source, bytes: Some(args.bytes), generation: None };
     let first = handle.logs(&query)?;
+    let mut shown = first.clone();
+    for tail in &mut shown.logs {
+        tail.text = args.part(&tail.text, true);
+    }
     if daemon.json {
-        print_json(&first)?;
+        print_json(&shown)?;
     } else {
-        for tail in &first.logs {
-            say(tail, first.logs.len() > 1)?;
+        for tail in &shown.logs {
+            say(tail, shown.logs.len() > 1)?;
         }
     }
     if !args.follow {
@@ -136,7 +180,7 @@ fn of_sandbox(args: &Args, handle: &SandboxHandle<'_>, daemon: &Daemon) -> anyho
         for tail in &mut now.logs {
             let before = seen.logs.iter().find(|log| is_same && log.source == tail.source);
             let known = before.map_or(0, |before| known(&before.text, &tail.text));
-            tail.text.drain(..known);
+            tail.text = args.part(&tail.text[known..], false);
         }
         now.logs.retain(|tail| !tail.text.is_empty());
         seen = all;
@@ -190,6 +234,28 @@ fn level(level: LevelArg) -> LogLevel {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn o1_of_a_log_its_end_is_shown_or_what_is_looked_for() {
+        let args = |tail: Option<u64>, search: Option<&str>| Args {
+            sandbox: None,
+            daemon: false,
+            component: None,
+            level: None,
+            source: None,
+            bytes: LogBytes::nearest(1),
+            tail: tail.map(|lines| TailLines::new(lines).unwrap()),
+            search: search.map(|text| SearchText::new(text).unwrap()),
+            since: None,
+            follow: false,
+        };
+        let text = "one\ntwo\nanother one\nhalf";
+        assert_eq!(args(None, None).part(text, true), text);
+        assert_eq!(args(Some(2), None).part(text, true), "another one\nhalf");
+        assert_eq!(args(Some(2), None).part(text, false), text, "what comes later is all new");
+        assert_eq!(args(None, Some("one")).part(text, true), "one\nanother one\n");
+        assert_eq!(args(Some(1), Some("one")).part(text, true), "another one\n");
+    }
 
     #[test]
     fn only_what_is_new_is_said() {
