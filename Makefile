@@ -63,7 +63,7 @@ guest-tests: quota cgroups kernels ## all of these
 bench: ## memory of an idle sandbox, time of the basic verbs, cost of saving, limits of speed, neighbours of bombs, the store, the daemon, many resumes
 	@scripts/prepare test
 	$(CARGO) build --release --package viv --locked
-	$(CARGO) bench --package viv --bench idle --bench layers --bench speed --bench bombs --bench daemon --bench cycles --bench executions --locked
+	$(CARGO) bench --package viv --bench idle --bench layers --bench speed --bench bombs --bench daemon --bench spares --bench cycles --bench executions --locked
 	$(CARGO) bench --package viv-agent --bench confine --locked
 	$(CARGO) bench --package viv-store --bench store --locked
 

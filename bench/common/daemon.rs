@@ -15,9 +15,16 @@ pub(crate) fn client_of(data: &Path) -> Client {
 }
 
 /// Starts a daemon, and answers when it does.
+#[allow(dead_code, reason = "not every measurement needs it")]
 pub(crate) fn serve(data: &Path) -> Child {
+    serve_with(data, None)
+}
+
+/// The same, with a configuration.
+pub(crate) fn serve_with(data: &Path, config: Option<&Path>) -> Child {
     let _ = fs::remove_file(data.join("daemon.json"));
     let child = Command::new(env!("CARGO_BIN_EXE_viv"))
+        .envs(config.map(|config| ("VIV_CONFIG", config)))
         .args(["serve", "--listen", "127.0.0.1:0", "--data"])
         .arg(data)
         .args(["--cgroup-prefix", &format!("viv-bench-{}", std::process::id())])

@@ -38,7 +38,7 @@ pub struct CleanupItem {
     /// Which.
     #[cfg_attr(feature = "openapi", schema(value_type = String))]
     pub sandbox: SandboxId,
-    /// By which layer: `leftovers`, `age`, `emergency`.
+    /// By which layer: `unhealthy`, `leftovers`, `age`, `emergency`.
     pub layer: String,
     /// What is done: `hibernate`, `stop`.
     pub action: String,

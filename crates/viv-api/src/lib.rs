@@ -38,6 +38,7 @@ pub mod sandbox;
 pub mod schedule;
 pub mod service;
 pub mod snapshot;
+pub mod spare;
 pub mod stats;
 pub mod task;
 

@@ -8,7 +8,7 @@ use utoipa::{PartialSchema, ToSchema};
 
 use crate::{
     alert, bound, checkpoint, cleanup, daemon, diagnosis, error, event, execution, file, key, limits, page, reconcile,
-    resources, sandbox, schedule, service, snapshot, stats, task,
+    resources, sandbox, schedule, service, snapshot, spare, stats, task,
 };
 
 /// A whole number with a range. The format is told so that clients pick a type that holds it.
@@ -216,6 +216,7 @@ pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
         page::Page<schedule::Schedule>,
         page::Page<sandbox::TimelineEntry>,
         page::Page<snapshot::Snapshot>,
+        page::Page<spare::SpareClass>,
         page::Page<task::Task>,
         reconcile::Reconcile,
         reconcile::Reconciled,
@@ -247,6 +248,7 @@ pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
         snapshot::ResetSandbox,
         snapshot::RollbackSandbox,
         snapshot::Snapshot,
+        spare::SpareClass,
         stats::Stats,
         task::ContinueTask,
         task::CreateTask,

@@ -132,6 +132,8 @@ pub const KEY: &str = "/v1/keys/{key}";
 pub const LOGS: &str = "/v1/logs";
 /// The reconcilers and how they stand.
 pub const RECONCILERS: &str = "/v1/reconcilers";
+/// Hot spares: how they stand.
+pub const SPARES: &str = "/v1/spares";
 /// Clean up now.
 pub const CLEANUP: &str = "/v1/cleanup";
 /// Figures for Prometheus.

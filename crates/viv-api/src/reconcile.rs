@@ -40,7 +40,7 @@ pub struct Reconciled {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Orphan {
     /// `instance` (without a record), `record` (without an instance), `half_made`, `supervisor`, `unsupervised`, `mount`,
-    /// `cgroup`, `layer`, `socket`, `lease`, `fence`.
+    /// `cgroup`, `layer`, `socket`, `lease`, `fence`, `lock`, `spare`.
     #[cfg_attr(feature = "openapi", schema(example = "cgroup"))]
     pub kind: String,
     /// Which.

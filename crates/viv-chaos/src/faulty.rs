@@ -84,6 +84,15 @@ pub struct FaultyProvider {
     mutations: Arc<AtomicU64>,
     silent: Arc<AtomicBool>,
     partial: Arc<AtomicBool>,
+    stale: Arc<Mutex<Stale>>,
+}
+
+/// Listings as they were some listings ago, when a test asks for that.
+#[derive(Debug, Default)]
+struct Stale {
+    fail: bool,
+    by: usize,
+    told: VecDeque<Page>,
 }
 
 impl FaultyProvider {
@@ -110,6 +119,7 @@ impl FaultyProvider {
             mutations: Arc::default(),
             silent: Arc::default(),
             partial: Arc::default(),
+            stale: Arc::default(),
         }
     }
 
@@ -137,6 +147,33 @@ impl FaultyProvider {
     /// Whether every listing has a part only, and says so.
     pub fn set_partial(&self, partial: bool) {
         self.partial.store(partial, Ordering::SeqCst);
+    }
+
+    /// Whether every listing fails, and nothing else.
+    pub fn set_listings_fail(&self, fail: bool) {
+        lock(&self.stale).fail = fail;
+    }
+
+    /// From now on every listing is as it was so many listings ago; before there were so many, as at the first.
+    pub fn set_stale(&self, by: usize) {
+        let mut stale = lock(&self.stale);
+        (stale.by, stale.told) = (by, VecDeque::new());
+    }
+
+    /// What a listing says that is to fail, or to be stale.
+    fn as_it_was(&self, page: Page) -> Result<Page> {
+        let mut stale = lock(&self.stale);
+        if stale.fail {
+            let source = std::io::Error::other("simulated");
+            return Err(ProviderError::Unavailable { what: "a listing".to_owned(), source });
+        }
+        if stale.by == 0 {
+            return Ok(page);
+        }
+        stale.told.push_back(page.clone());
+        let surplus = stale.told.len().saturating_sub(stale.by + 1);
+        stale.told.drain(..surplus);
+        Ok(stale.told.front().cloned().unwrap_or(page))
     }
 
     /// The provider without its faults, to see what is really there.
@@ -340,6 +377,7 @@ impl Provider for FaultyProvider {
                         chance.listings.pop_front();
                     }
                 }
+                page = self.as_it_was(page)?;
                 let trouble = if self.partial.load(Ordering::SeqCst) { Some(Trouble::PartialListing) } else { trouble };
                 match trouble {
                     Some(Trouble::PartialListing) => {

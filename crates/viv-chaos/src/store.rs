@@ -355,6 +355,10 @@ impl Store for FaultyStore {
         self.read(self.truth.leases(sandbox)).await
     }
 
+    async fn stray_leases(&self, limit: usize) -> Result<Vec<Lease>> {
+        self.read(self.truth.stray_leases(limit)).await
+    }
+
     async fn touch(&self, epoch: Epoch, sandbox: &SandboxId, active_at_ms: u64) -> Result<()> {
         self.write("touch", epoch, self.truth.touch(epoch, sandbox, active_at_ms)).await
     }

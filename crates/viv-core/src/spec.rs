@@ -130,6 +130,12 @@ impl Default for SandboxSpec {
 }
 
 impl SandboxSpec {
+    /// What of it an instance is made of. The rest is given to commands, started in it, or asked of it.
+    #[must_use]
+    pub fn of_instance(&self) -> Self {
+        Self { env: BTreeMap::new(), ports: Vec::new(), services: Vec::new(), hooks: Hooks::new(), ..self.clone() }
+    }
+
     /// Refuses what no provider could make.
     pub fn check(&self) -> Result<(), Invalid> {
         self.limits.check()?;
@@ -322,6 +328,21 @@ word!(
     ServiceName,
     "a service"
 );
+
+impl Project {
+    /// Whose spares are until somebody claims them (L19). Nobody can make anything in it.
+    const SPARES: &'static str = "viv-spares";
+
+    /// That one.
+    pub fn spares() -> Self {
+        Self(Self::SPARES.to_owned())
+    }
+
+    /// Whether it is that one.
+    pub fn is_spares(&self) -> bool {
+        self.0 == Self::SPARES
+    }
+}
 
 impl Default for Project {
     /// The one that is there when none was made.

@@ -15,7 +15,7 @@ use viv_store::{ListQuery, NewLine};
 
 use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
-use crate::reconcile::provider_sync;
+use crate::reconcile::{Report, provider_sync};
 
 /// How many records are read at a time.
 const PAGE: usize = 500;
@@ -104,10 +104,14 @@ impl Engine {
                 return Err(error);
             }
         };
-        inner.note(word, "found", &by, None, json!({ "items": found.items.len(), "complete": found.complete })).await?;
+        let mut held = inner.look_into_store().await?;
+        let items = found.items.len() + held.len();
+        inner.note(word, "found", &by, None, json!({ "items": items, "complete": found.complete })).await?;
         if act {
             inner.put_right(&mut found).await?;
+            inner.put_store_right(&mut held).await;
         }
+        found.items.extend(held.into_iter().map(|(_, item)| item));
         let more = found.items.len().saturating_sub(ITEMS_MAX) as u64;
         found.items.truncate(ITEMS_MAX);
         for item in &found.items {
@@ -122,6 +126,14 @@ impl Engine {
         let ended_at_ms = inner.clock.now_ms();
         Ok(AuditReport { acted: act, began_at_ms, ended_at_ms, complete: found.complete, items: found.items, more })
     }
+}
+
+/// Everything at once, as a reconciler (J2).
+pub(crate) async fn run(inner: &Arc<Inner>) -> Result<Report, EngineError> {
+    let engine = Engine { inner: inner.clone() };
+    let report = engine.audit(true, Actor::part("full")).await?;
+    let count = |wanted: &str| report.items.iter().filter(|item| item.outcome.as_str() == wanted).count() as u64;
+    Ok(Report { found: report.items.len() as u64 + report.more, did: count("done"), failed: count("failed") })
 }
 
 /// Items in this order: instances, records, what the provider found.

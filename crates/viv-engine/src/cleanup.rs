@@ -1,4 +1,4 @@
-//! Cleanup in layers (J2): what failed or is lost and nobody's, what is past its time, and, when little is left of a
+//! Cleanup in layers (J2): what is unwell and not new, what failed or is lost and nobody's, what is past its time, and, when little is left of a
 //! quota, what is idle.
 //!
 //! ```text
@@ -15,11 +15,11 @@ use std::time::Duration;
 
 use serde_json::json;
 use viv_core::SandboxId;
-use viv_core::lifecycle::{Accepted, Actor, Event, Phase, PhaseName, Sandbox, Stepped, step};
+use viv_core::lifecycle::{Accepted, Actor, Cause, Desired, Event, Phase, PhaseName, Sandbox, Stepped, step};
 use viv_core::spec::Project;
 use viv_store::{ListQuery, NewLine, StoreError, Sums};
 
-use crate::engine::{Engine, Inner, RACES_MAX, too_fast};
+use crate::engine::{Applied, Engine, Inner, RACES_MAX, too_fast};
 use crate::error::EngineError;
 use crate::journal;
 use crate::metrics::QuotaUsed;
@@ -41,8 +41,14 @@ pub struct CleanupConfig {
     pub period: Duration,
     /// How often ages are looked at.
     pub age_period: Duration,
+    /// How often everything is compared with everything.
+    pub full_period: Duration,
     /// How long what is lost or has failed, and is not persistent, is left for somebody to look at.
     pub leftover_after: Duration,
+    /// How long what is unwell is left to come back.
+    pub unhealthy_after: Duration,
+    /// And how old it has to be: who looks at what is new sees what is wrong with it.
+    pub unhealthy_age: Duration,
     /// How old a sandbox may become; nothing is as old as its deadline allows.
     pub age_max: Option<Duration>,
     /// Above this part of a quota, what is idle has to go.
@@ -60,7 +66,10 @@ impl Default for CleanupConfig {
         Self {
             period: Duration::from_secs(300),
             age_period: Duration::from_secs(900),
+            full_period: Duration::from_secs(3600),
             leftover_after: Duration::from_secs(600),
+            unhealthy_after: Duration::from_secs(60),
+            unhealthy_age: Duration::from_secs(600),
             age_max: None,
             emergency_above: 0.8,
             emergency_idle: Duration::from_secs(60),
@@ -73,6 +82,8 @@ impl Default for CleanupConfig {
 /// Which layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CleanupKind {
+    /// What does not answer, or is found unwell, and is not new.
+    Unhealthy,
     /// Leftovers of what failed or is lost.
     Leftovers,
     /// What is past its time.
@@ -85,6 +96,7 @@ impl CleanupKind {
     /// The word for it.
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::Unhealthy => "unhealthy",
             Self::Leftovers => "leftovers",
             Self::Age => "age",
             Self::Emergency => "emergency",
@@ -194,7 +206,22 @@ pub(crate) fn plan(
         outcome: CleanupOutcome::Planned,
     };
     let is_up = |record: &&Sandbox| matches!(record.phase, Phase::Ready | Phase::Frozen { .. });
+    // Spares have a keeper of their own, who sees to what is broken or old; in an emergency they are the first to go.
+    let (spares, records): (Vec<&Sandbox>, Vec<&Sandbox>) = records.iter().partition(|record| record.is_spare());
     match kind {
+        CleanupKind::Unhealthy => {
+            let is_old = |record: &&Sandbox| {
+                is_unwell(record)
+                    && old(record.phase_since_ms, config.unhealthy_after)
+                    && old(record.created_at_ms, config.unhealthy_age)
+            };
+            let why = |record: &Sandbox| {
+                let found = record.evidence.complaint().or_else(|| record.cause.message.clone());
+                let since_s = now_ms.saturating_sub(record.phase_since_ms) / 1000;
+                format!("unwell for {since_s} s: {}", found.unwrap_or_else(|| "no answer".to_owned()))
+            };
+            records.into_iter().filter(is_old).map(|record| item(record, why(record))).collect()
+        }
         CleanupKind::Leftovers => {
             let is_left = |record: &&Sandbox| {
                 let is_over = matches!(record.phase, Phase::Lost | Phase::Failed { work: None });
@@ -204,11 +231,11 @@ pub(crate) fn plan(
                 let since_s = now_ms.saturating_sub(record.phase_since_ms) / 1000;
                 format!("{} for {since_s} s, and not persistent", record.phase.name().as_str())
             };
-            records.iter().filter(is_left).map(|record| item(record, why(record))).collect()
+            records.into_iter().filter(is_left).map(|record| item(record, why(record))).collect()
         }
         CleanupKind::Age => {
             let mut found = Vec::new();
-            for record in records.iter().filter(is_up) {
+            for record in records.into_iter().filter(is_up) {
                 let missed = record.expires_at_ms.is_some_and(|at_ms| now_ms > at_ms.saturating_add(MISSED_MS));
                 let age_s = now_ms.saturating_sub(record.created_at_ms) / 1000;
                 if missed {
@@ -220,29 +247,40 @@ pub(crate) fn plan(
             found
         }
         CleanupKind::Emergency => {
-            let living = records.iter().filter(|record| PhaseName::MAY_LIVE.contains(&record.phase.name()));
+            let all = spares.iter().chain(&records);
+            let living = all.filter(|record| PhaseName::MAY_LIVE.contains(&record.phase.name()));
             let (mut count, mut sums) =
                 living.fold((0_u64, Sums::default()), |(count, sums), record| (count + 1, sums.plus(&sums_of(record))));
-            let mut idle: Vec<&Sandbox> = records.iter().filter(is_up).collect();
+            let mut idle: Vec<&Sandbox> = records.into_iter().filter(is_up).collect();
             idle.retain(|record| old(record.active_at_ms.max(record.phase_since_ms), config.emergency_idle));
             // Least harm first: nothing of what is saved is lost. Then who was not used for longest.
             idle.sort_by_key(|record| (!record.policy.persistent, record.active_at_ms));
             let mut found = Vec::new();
-            for record in idle {
+            for record in spares.into_iter().filter(is_up).chain(idle) {
                 let tight = quotas(count, &sums).into_iter().find(|quota| is_tight(quota, config.emergency_above));
                 let Some(tight) = tight else { break };
-                let idle_s = now_ms.saturating_sub(record.active_at_ms) / 1000;
                 let max = tight.max.unwrap_or_default();
-                found.push(item(
-                    record,
-                    format!("not used for {idle_s} s, and {} of {max} {} are in use", tight.used, tight.name),
-                ));
+                let used = format!("{} of {max} {} are in use", tight.used, tight.name);
+                let idle_s = now_ms.saturating_sub(record.active_at_ms) / 1000;
+                found.push(if record.is_spare() {
+                    item(record, format!("a spare, and {used}"))
+                } else {
+                    item(record, format!("not used for {idle_s} s, and {used}"))
+                });
                 count = count.saturating_sub(1);
                 sums = minus(&sums, &sums_of(record));
             }
             found
         }
     }
+}
+
+/// Whether it is lost because it was found unwell, or did not answer: something of it may run. Nobody waits for it.
+fn is_unwell(record: &Sandbox) -> bool {
+    record.phase == Phase::Lost
+        && matches!(record.cause.cause, Cause::ProbeFailed | Cause::Unresponsive)
+        && record.desired == Desired::Running
+        && record.entry.is_none()
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a part of something")]
@@ -269,11 +307,12 @@ impl Engine {
 /// The layers that are due, as a reconciler.
 pub(crate) async fn run(inner: &Arc<Inner>) -> Result<Report, EngineError> {
     let Some(config) = inner.config.cleanup else { return Ok(Report::default()) };
-    let (now_ms, mut kinds) = (inner.clock.now_ms(), vec![CleanupKind::Leftovers, CleanupKind::Emergency]);
+    let (now_ms, mut kinds) =
+        (inner.clock.now_ms(), vec![CleanupKind::Unhealthy, CleanupKind::Leftovers, CleanupKind::Emergency]);
     let aged_at_ms = inner.cleanups.aged_at_ms.load(Ordering::Relaxed);
     if now_ms.saturating_sub(aged_at_ms) >= config.age_period.as_millis() as u64 {
         inner.cleanups.aged_at_ms.store(now_ms, Ordering::Relaxed);
-        kinds.insert(1, CleanupKind::Age);
+        kinds.insert(2, CleanupKind::Age);
     }
     let report = inner.cleanup(&kinds, false, Actor::part("cleanup")).await?;
     Ok(Report { found: report.found(), did: report.done(), failed: report.failed() })
@@ -288,6 +327,9 @@ impl Inner {
     ) -> Result<CleanupReport, EngineError> {
         let config = self.config.cleanup.unwrap_or_default();
         let records = self.living().await?;
+        if kinds.contains(&CleanupKind::Unhealthy) && !dry_run {
+            self.look_at_the_unseen(&records, &config);
+        }
         let quota = &self.config.quota;
         let quotas = |count: u64, sums: &Sums| QuotaUsed::all(quota, false, count, sums);
         let sums_of = |record: &Sandbox| Sums::of(&record.spec.limits, &quota.weights);
@@ -326,6 +368,18 @@ impl Inner {
         Ok(report)
     }
 
+    /// What runs and was not looked at since the last cleanup is probed, beside this one: what is wrong with what nobody
+    /// reads is found too, and the next cleanup sees it.
+    fn look_at_the_unseen(self: &Arc<Self>, records: &[Sandbox], config: &CleanupConfig) {
+        let (now_ms, period_ms) = (self.clock.now_ms(), config.period.as_millis() as u64);
+        for record in records.iter().filter(|record| record.phase == Phase::Ready) {
+            let seen_ms = self.knowledge.evidence(record).at_ms().unwrap_or_default();
+            if now_ms.saturating_sub(seen_ms) >= period_ms {
+                self.signal_health(&record.id);
+            }
+        }
+    }
+
     async fn living(&self) -> Result<Vec<Sandbox>, EngineError> {
         let mut asked = ListQuery { phases: PhaseName::MAY_LIVE.to_vec(), limit: PAGE, ..ListQuery::default() };
         let mut records = Vec::new();
@@ -342,6 +396,9 @@ impl Inner {
     /// One of them, unless it is in use.
     async fn clean(self: &Arc<Self>, record: &Sandbox, item: &CleanupItem, by: &Actor) -> CleanupOutcome {
         let done = match item.kind {
+            // Whoever claimed it meanwhile has it.
+            _ if record.is_spare() => self.give_up(&record.id, &item.why).await,
+            CleanupKind::Unhealthy => self.give_up_unwell(record, by).await,
             CleanupKind::Leftovers => {
                 let stopped = self.apply(&record.id, &Event::Stop { by: by.clone() }).await;
                 stopped.map(|_| true)
@@ -373,6 +430,18 @@ impl Inner {
             tracing::warn!(component = "cleanup", sandbox = %record.id, %error, "what was done could not be journaled");
         }
         outcome
+    }
+
+    /// Ends what is unwell, unless it came back, or somebody came for it, meanwhile.
+    async fn give_up_unwell(self: &Arc<Self>, seen: &Sandbox, by: &Actor) -> Result<bool, EngineError> {
+        // It may answer by now: then it is verified and kept (T7).
+        self.look_for_lost(&seen.id).await?;
+        let before = self.load(&seen.id).await?;
+        if !is_unwell(&before) || before.phase_since_ms != seen.phase_since_ms {
+            return Ok(false);
+        }
+        let given_up = self.apply(&seen.id, &Event::Unhealthy { by: by.clone() }).await?;
+        Ok(matches!(given_up, Applied::Changed(_)))
     }
 
     /// Puts it to rest as if its window were over, unless it is in use: by its record, by what runs in it, or by who

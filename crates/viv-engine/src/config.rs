@@ -13,6 +13,7 @@ use crate::cleanup::CleanupConfig;
 use crate::gate::Gates;
 use crate::hook::Webhooks;
 use crate::inside::Inside;
+use crate::spare::SparesConfig;
 
 /// Called with the name of a point that was reached: crash tests end the process there.
 #[derive(Clone)]
@@ -51,6 +52,8 @@ pub struct EngineConfig {
     pub alerts: Option<AlertConfig>,
     /// How cleanups are made by themselves; without, none are (J2).
     pub cleanup: Option<CleanupConfig>,
+    /// Which sandboxes are made ahead (L19).
+    pub spares: SparesConfig,
 }
 
 impl EngineConfig {
@@ -69,6 +72,7 @@ impl EngineConfig {
             inside: None,
             alerts: None,
             cleanup: None,
+            spares: SparesConfig::default(),
         }
     }
 }

@@ -49,6 +49,9 @@ impl Inner {
                 let from = Some((snapshot, *memory));
                 self.make(record, &mutation(*generation, budgets.make), from).await?
             }
+            Effect::Claim { generation } => {
+                return self.set_up_claimed(record, &mutation(*generation, budgets.call)).await;
+            }
             Effect::Probe { generation } => return self.probe_in_verification(record, *generation).await,
             Effect::Serve { generation } => return self.serve(record, *generation, work).await,
             Effect::Hook { generation, point } => {
@@ -337,7 +340,7 @@ fn failed(error: ProviderError) -> Outcome {
 }
 
 /// What an error means for the next try.
-fn failure(error: &ProviderError) -> Failure {
+pub(crate) fn failure(error: &ProviderError) -> Failure {
     let kind = match error {
         ProviderError::Invalid { .. } | ProviderError::Unsupported { .. } | ProviderError::NotFound { .. } => {
             FailureKind::Refused

@@ -29,6 +29,7 @@ use crate::metrics::{Census, Feed, Metrics, family};
 use crate::reconcile::{Health, Reconcilers};
 use crate::schedule::Schedules;
 use crate::snapshot::Savers;
+use crate::spare::Spares;
 use crate::task::Tasks;
 use crate::timer::Timer;
 use crate::token::Removers;
@@ -96,6 +97,7 @@ pub(crate) struct Inner {
     /// How many were let in and have not written down yet what they want.
     pub(crate) entering: std::sync::atomic::AtomicUsize,
     pub(crate) savers: Savers,
+    pub(crate) spares: Spares,
     pub(crate) removers: Removers,
     pub(crate) deeds: Deeds,
     /// Who waits for a sandbox to change.
@@ -155,6 +157,8 @@ impl Engine {
         let freezes = capabilities.can(Capability::Freeze);
         let why = || capabilities.missing.get(&Capability::SaveMemory).cloned().unwrap_or_else(|| NO_MEMORY.to_owned());
         let no_memory = (!capabilities.can(Capability::SaveMemory)).then(why);
+        config.spares.check()?;
+        let spares = Spares::of(&config.spares);
         let metrics = Metrics::default();
         let feed = Feed::after(*store.tail().borrow());
         config.inside = config.inside.filter(|_| capabilities.can(Capability::Requests));
@@ -192,6 +196,7 @@ impl Engine {
                 draining_changes: tokio::sync::Mutex::default(),
                 entering: std::sync::atomic::AtomicUsize::default(),
                 savers: Savers::default(),
+                spares,
                 removers: Removers::default(),
                 deeds: Deeds::default(),
                 waiting: Mutex::default(),
@@ -428,8 +433,20 @@ impl Inner {
         Ok(next)
     }
 
-    /// Writes a change, and measures that.
+    /// Writes a change. What is refused because spares take the room for it waits for them to make some (L19).
     pub(crate) async fn write(&self, change: Change) -> Result<(), StoreError> {
+        let counts = change.quota.is_some() && !change.sandbox.is_spare() && self.spares.is_kept();
+        let again = counts.then(|| change.clone());
+        match (self.write_once(change).await, again) {
+            (Err(refused @ StoreError::Quota { .. }), Some(again)) => {
+                Box::pin(self.write_when_spares_yield(again, refused)).await
+            }
+            (written, _) => written,
+        }
+    }
+
+    /// Writes a change, and measures that.
+    pub(crate) async fn write_once(&self, change: Change) -> Result<(), StoreError> {
         let began = tokio::time::Instant::now();
         let committed = self.store.commit(self.epoch, change).await;
         self.metrics.observe(&family::COMMIT_SECONDS, &[], began.elapsed().as_secs_f64());
@@ -442,6 +459,9 @@ impl Inner {
     /// The record is so now: whoever has to do with it hears of it.
     pub(crate) fn committed(self: &Arc<Self>, sandbox: &Sandbox) {
         self.attend(sandbox);
+        if sandbox.is_spare() {
+            self.notice_spare(sandbox);
+        }
         let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(bell) = waiting.get(&sandbox.id) {
             bell.notify_waiters();

@@ -250,7 +250,7 @@ impl Handle {
         let _using = self.active().await?;
         let mutation = self.mutation().await?;
         let inner = &self.engine.inner;
-        let started = self.call(inner.provider.execute(&mutation, self.sandbox(), execution, spec)).await?;
+        let started = self.call(inner.execute(&mutation, self.sandbox(), execution, spec)).await?;
         // What the provider tells may be less than what was asked.
         let told = ExecStatus { argv: spec.told_argv(), detached: spec.detached, ..started.clone() };
         inner.saw_start(&self.project, &self.instance, &self.by, &told).await;
@@ -260,7 +260,7 @@ impl Handle {
     /// Starts a command that nobody is there for, so it is no use of the sandbox by anybody.
     pub(crate) async fn execute_unattended(&self, execution: &ExecutionId, spec: &ExecSpec) -> Result<ExecStatus> {
         let mutation = self.mutation().await?;
-        self.call(self.engine.inner.provider.execute(&mutation, self.sandbox(), execution, spec)).await
+        self.call(self.engine.inner.execute(&mutation, self.sandbox(), execution, spec)).await
     }
 
     /// A fresh id for a command.

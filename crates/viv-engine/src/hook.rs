@@ -282,7 +282,7 @@ impl Inner {
             ..ExecSpec::default()
         };
         let budget = self.config.budgets.call;
-        let started = self.provider.execute(&mutation, &instance.sandbox, &execution, &spec);
+        let started = self.execute(&mutation, &instance.sandbox, &execution, &spec);
         self.call(&instance.sandbox, budget, started).await?;
         let mut tail = Vec::new();
         let to_its_end = async {

@@ -27,7 +27,8 @@ pub(crate) fn line(event: &Event, before: &Sandbox, after: &Sandbox, happened: H
         | Event::Rollback { by, .. }
         | Event::Reset { by }
         | Event::Rest { by, .. }
-        | Event::Drain { by } => by.clone(),
+        | Event::Drain { by }
+        | Event::Unhealthy { by } => by.clone(),
         Event::Idle { .. } | Event::Done { .. } | Event::Seen { .. } | Event::Probed { .. } | Event::Due => {
             after.cause.by.clone()
         }
@@ -46,6 +47,9 @@ pub(crate) fn line(event: &Event, before: &Sandbox, after: &Sandbox, happened: H
     }
     if before.memory != after.memory {
         data["memory"] = json!(after.memory);
+    }
+    if let Event::Unhealthy { .. } = event {
+        data["evidence"] = json!(before.evidence);
     }
     if let Event::Done { outcome: Outcome::Hooked(report), .. } = event {
         data["hook"] = json!(report);
@@ -97,6 +101,19 @@ pub(crate) fn created(sandbox: &Sandbox, now_ms: u64) -> NewLine {
     }
 }
 
+/// The line about a spare that became the sandbox which somebody asked for (L19).
+pub(crate) fn claimed(spare: &Sandbox, sandbox: &Sandbox, class: &str, now_ms: u64) -> NewLine {
+    let mut line = created(sandbox, now_ms);
+    line.from = Some(spare.phase.name());
+    line.data["spare"] = json!({ "class": class, "made_at_ms": spare.created_at_ms });
+    line
+}
+
+/// The line about a new spare.
+pub(crate) fn spare_created(spare: &Sandbox, now_ms: u64) -> NewLine {
+    NewLine { kind: "spare.created".to_owned(), ..created(spare, now_ms) }
+}
+
 fn wanted(event: &Event) -> &'static str {
     match event {
         Event::Enter { .. } => "sandbox.wanted",
@@ -112,6 +129,7 @@ fn wanted(event: &Event) -> &'static str {
         Event::Idle { .. }
         | Event::Rest { .. }
         | Event::Drain { .. }
+        | Event::Unhealthy { .. }
         | Event::Done { .. }
         | Event::Seen { .. }
         | Event::Probed { .. }

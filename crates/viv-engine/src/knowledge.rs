@@ -1,6 +1,6 @@
 //! What was seen lately of living sandboxes: a cache that is never the truth (T1), and dies with the daemon.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use viv_core::lifecycle::{Evidence, Observed, Phase, Sandbox};
@@ -14,6 +14,8 @@ pub(crate) struct Known {
     version: u64,
     /// Whose it is, for what is switched by project.
     project: Option<Project>,
+    /// What commands of a generation have to be told (L19).
+    env_to_tell: Option<(Generation, BTreeMap<String, String>)>,
     generation: Option<Generation>,
     evidence: Option<Evidence>,
     observed: Option<Observed>,
@@ -67,13 +69,28 @@ impl Knowledge {
         let known = known.entry(sandbox.id.clone()).or_default();
         let latest = known.version <= sandbox.version;
         known.version = known.version.max(sandbox.version);
-        known.project.get_or_insert_with(|| sandbox.project.clone());
+        if latest {
+            // What was a spare is somebody's.
+            known.project = Some(sandbox.project.clone());
+            known.env_to_tell = sandbox.env_to_tell(sandbox.generation).map(|env| (sandbox.generation, env.clone()));
+        }
         latest
     }
 
     /// Whose it is, if it is known.
     pub(crate) fn project(&self, sandbox: &SandboxId) -> Option<Project> {
         self.lock().get(sandbox).and_then(|known| known.project.clone())
+    }
+
+    /// What commands of this generation have to be told; none when nothing is known of the sandbox.
+    pub(crate) fn env_to_tell(
+        &self,
+        sandbox: &SandboxId,
+        generation: Generation,
+    ) -> Option<Option<BTreeMap<String, String>>> {
+        let known = self.lock();
+        let told = known.get(sandbox)?.env_to_tell.as_ref();
+        Some(told.filter(|(of, _)| *of == generation).map(|(_, env)| env.clone()))
     }
 
     /// Of this generation; what was known of an earlier one is forgotten, what is about an earlier one is not taken.
@@ -245,7 +262,7 @@ mod tests {
             name: None,
             spec: SandboxSpec::default(),
             policy: Policy { lifetime_ms: 1_000, idle_ms: 1_000, ..Policy::default_for(None) },
-            labels: std::collections::BTreeMap::new(),
+            labels: BTreeMap::new(),
             origin: None,
             by: Actor::part("test"),
         };

@@ -57,10 +57,10 @@ impl From<ProviderError> for Bad {
     }
 }
 
-/// Whether this is lost for not answering, wanted, and seen to live all the same.
+/// Whether this is lost for not answering or for being unwell, wanted, and seen to live all the same.
 pub(crate) fn is_silent(record: &Sandbox, seen: &Seen) -> bool {
     record.phase == Phase::Lost
-        && record.cause.cause == Cause::Unresponsive
+        && matches!(record.cause.cause, Cause::Unresponsive | Cause::ProbeFailed)
         && record.desired == Desired::Running
         && *seen == Seen::Running
 }
@@ -101,7 +101,7 @@ impl Inner {
         Ok(matches!(self.apply(&record.id, &event).await?, Applied::Changed(_)))
     }
 
-    /// Whether what is lost because it did not answer does so now. That it lives was never in doubt, so seeing it live is
+    /// Whether what is lost because it did not answer, or was unwell, is well now. That it lives was never in doubt, so seeing it live is
     /// no news: taken for some, it would be verified and lost again for ever, with a line in the journal each time (T7).
     pub(crate) async fn answers_again(self: &Arc<Self>, record: &Sandbox) -> Result<bool, EngineError> {
         let evidence = self.probe(record, record.generation).await?;

@@ -105,7 +105,9 @@ impl Inner {
             Which::Name(name) => (self.store.find(project, name).await?, name.to_string()),
         };
         // Nothing reaches from one project into another, not even the knowledge that it is there.
-        found.filter(|found| found.project == *project).ok_or(EngineError::NotFound { which: name })
+        found
+            .filter(|found| found.project == *project && !found.is_spare())
+            .ok_or(EngineError::NotFound { which: name })
     }
 }
 
@@ -129,7 +131,9 @@ impl Engine {
     /// A page of sandboxes, newest first.
     pub async fn list(&self, query: &ListQuery) -> Result<(Vec<View>, Option<String>), EngineError> {
         let listing = self.inner.store.list(query).await?;
-        Ok((listing.items.into_iter().map(|sandbox| self.inner.shown(sandbox)).collect(), listing.next))
+        // What nobody asked for is nobody's to see here: see `Engine::spares`.
+        let asked_for = listing.items.into_iter().filter(|sandbox| !sandbox.is_spare());
+        Ok((asked_for.map(|sandbox| self.inner.shown(sandbox)).collect(), listing.next))
     }
 
     /// Lines of the journal after a cursor.

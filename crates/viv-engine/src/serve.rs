@@ -139,7 +139,7 @@ impl Inner {
     ) -> Result<ExecState, ProviderError> {
         let execution = ExecutionId::from_bytes((self.draw)());
         let mutation = self.mutation(OperationId::from_bytes((self.draw)()), instance.generation, token);
-        self.provider.execute(&mutation, &instance.sandbox, &execution, spec).await?;
+        self.execute(&mutation, &instance.sandbox, &execution, spec).await?;
         let mut output = self.provider.attach(instance, &execution, 0, true).await?;
         loop {
             match output.next().await? {
@@ -198,7 +198,7 @@ impl Start {
         };
         let (inner, sandbox) = (&self.inner, &self.instance.sandbox);
         let mutation = self.mutation("e");
-        let started = inner.provider.execute(&mutation, sandbox, &self.run.execution, &spec);
+        let started = inner.execute(&mutation, sandbox, &self.run.execution, &spec);
         let status = inner.call(sandbox, inner.config.budgets.call, started).await.map_err(|error| in_words(&error))?;
         if status.state.is_final() {
             return Ok(ended(&status.state));

@@ -125,13 +125,18 @@ fn shown_observed(observed: &core::Observed) -> Option<Observed> {
     Some(Observed { provider_state, end_cause, via, at_ms: observed.at_ms })
 }
 
+/// What an image is called.
+pub(crate) fn image(image: &core_spec::Image) -> String {
+    match image {
+        core_spec::Image::Host => viv_api::bound::ImageName::HOST.to_owned(),
+        core_spec::Image::Directory { path } => path.clone(),
+        core_spec::Image::Named { name } => name.clone(),
+    }
+}
+
 fn spec(spec: &core_spec::SandboxSpec) -> SandboxSpec {
     SandboxSpec {
-        image: match &spec.image {
-            core_spec::Image::Host => viv_api::bound::ImageName::HOST.to_owned(),
-            core_spec::Image::Directory { path } => path.clone(),
-            core_spec::Image::Named { name } => name.clone(),
-        },
+        image: image(&spec.image),
         workdir: spec.workdir.clone(),
         env_names: spec.env.keys().cloned().collect(),
         limits: limits(&spec.limits),
@@ -374,9 +379,11 @@ pub(crate) fn reconciler(status: &ReconcilerStatus, state: &ServerState) -> Reco
         ReconcilerName::Stuck => periods.stuck,
         ReconcilerName::Snapshots => periods.snapshots,
         ReconcilerName::Retention => periods.retention,
+        ReconcilerName::Spares => state.engine().config().spares.period,
         // One runs when somebody reads, the other for an alarm, and neither at a time of its own.
         ReconcilerName::Health | ReconcilerName::Idle => std::time::Duration::ZERO,
         ReconcilerName::Cleanup => state.engine().config().cleanup.map(|cleanup| cleanup.period).unwrap_or_default(),
+        ReconcilerName::Full => state.engine().config().cleanup.map(|cleanup| cleanup.full_period).unwrap_or_default(),
         ReconcilerName::Alerts => {
             state.engine().config().alerts.as_ref().map(|alerts| alerts.period).unwrap_or_default()
         }

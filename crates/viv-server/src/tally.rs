@@ -134,7 +134,11 @@ enum Begun {
 impl Read {
     /// Counts one line.
     fn line(&mut self, line: &NewLine) {
-        let Some(project) = &line.project else { return };
+        // What nobody asked for counts from when somebody did (L19).
+        let Some(project) = line.project.as_ref().filter(|project| !project.is_spares()) else { return };
+        if line.kind == "sandbox.created" && line.from.is_some() {
+            self.by_project.entry(project.clone()).or_default().created += 1;
+        }
         if let (Some(sandbox), Some(from), Some(to)) = (&line.sandbox, line.from, line.to) {
             self.step(project, sandbox, line.at_ms, from, to);
             return;

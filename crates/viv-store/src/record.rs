@@ -83,6 +83,11 @@ impl Quota {
     /// The word for the limit in one project.
     pub const PROJECT: &'static str = "sandboxes_per_project";
 
+    /// Whether a limit in [`crate::StoreError::Quota`] is one of all projects together.
+    pub fn is_total(limit: &str) -> bool {
+        limit == Self::TOTAL || crate::rules::SUMS.contains(&limit)
+    }
+
     /// Limits of numbers alone.
     pub fn of(total_max: u64, project_max: u64) -> Self {
         Self {

@@ -73,7 +73,7 @@ impl Quota {
 }
 
 /// The words for sums in all projects, in [`StoreError::Quota`]; in the order of [`Sums::parts`].
-const SUMS: [&str; 4] = ["cpu_millis", "memory_bytes", "disk_bytes", "processes"];
+pub(crate) const SUMS: [&str; 4] = ["cpu_millis", "memory_bytes", "disk_bytes", "processes"];
 /// And for those in one.
 const SUMS_PER_PROJECT: [&str; 4] =
     ["cpu_millis_per_project", "memory_bytes_per_project", "disk_bytes_per_project", "processes_per_project"];

@@ -148,6 +148,10 @@ pub trait Store: Send + Sync {
     /// The leases on a sandbox that were taken under the current epoch, expired ones too.
     async fn leases(&self, sandbox: &SandboxId) -> Result<Vec<Lease>>;
 
+    /// Leases on what is over, or has no record, of whichever epoch: nobody holds those, so they should not be there (L20).
+    /// In proportion to all leases; at most this many.
+    async fn stray_leases(&self, limit: usize) -> Result<Vec<Lease>>;
+
     /// Writes when a sandbox was last active: no new version, no line; an earlier time than is known changes nothing,
     /// nor does a sandbox that is not known. A record that is committed later with an earlier time keeps this one.
     async fn touch(&self, epoch: Epoch, sandbox: &SandboxId, active_at_ms: u64) -> Result<()>;

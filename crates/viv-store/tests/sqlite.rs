@@ -186,3 +186,24 @@ async fn a_copy_that_cannot_be_made_leaves_nothing() {
     let partial = |name: &std::ffi::OsStr| name.to_string_lossy().contains("partial");
     assert!(!std::fs::read_dir(folder.path()).unwrap().any(|entry| partial(&entry.unwrap().file_name())));
 }
+
+#[tokio::test]
+async fn l20_a_lease_that_was_left_on_what_is_over_is_found_and_given_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store.db");
+    let store = SqliteStore::open(&path).unwrap();
+    let epoch = store.own(owner()).await.unwrap();
+    let living = sandbox(1);
+    store.commit(epoch, change(&living)).await.unwrap();
+    let held = store.lease(epoch, &living.id, viv_store::LeaseKind::Lifecycle, "a", 1, 100).await.unwrap();
+    // By hand: the store takes none on what it does not know.
+    let stray = viv_store::Lease { sandbox: sandbox(2).id, token: viv_core::FencingToken(77), ..held.clone() };
+    let db = Connection::open(&path).unwrap();
+    let insert = "INSERT INTO leases VALUES (?1, 'lifecycle', 1, 100, 77, ?2)";
+    db.execute(insert, [stray.sandbox.as_str(), &serde_json::to_string(&stray).unwrap()]).unwrap();
+    drop(db);
+    assert_eq!(store.stray_leases(10).await.unwrap(), std::slice::from_ref(&stray));
+    store.release(epoch, &stray.sandbox, stray.kind, stray.token).await.unwrap();
+    assert_eq!(store.stray_leases(10).await.unwrap(), []);
+    assert_eq!(store.leases(&living.id).await.unwrap(), [held]);
+}

@@ -13,6 +13,7 @@ use crate::key::{CreateKey, CreatedKey, Key};
 use crate::page::Page;
 use crate::path::{self, fill};
 use crate::query::{self, encode};
+use crate::spare::SpareClass;
 use crate::stats::Stats;
 
 impl Client {
@@ -86,6 +87,11 @@ impl Client {
     /// The reconcilers and how they stand.
     pub fn reconcilers(&self) -> Result<Page<Reconciler>> {
         self.http.ask(Call::get(path::RECONCILERS))
+    }
+
+    /// The classes of hot spares and how they stand.
+    pub fn spares(&self) -> Result<Page<SpareClass>> {
+        self.http.ask(Call::get(path::SPARES))
     }
 
     /// What the machine can and cannot do.

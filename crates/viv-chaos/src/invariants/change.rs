@@ -306,6 +306,12 @@ impl Step<'_> {
 
     fn keeps(&self) -> Found {
         let (before, after, id) = (self.before, self.after, &self.after.id);
+        if before.is_spare() && !after.is_spare() {
+            // It was nobody's, and is made into what somebody asked for, once (L19).
+            let claimed = self.from == PhaseName::Ready && after.claimed == Some(before.generation);
+            let same = after.generation == before.generation && after.spec.of_instance() == before.spec;
+            return holds("spares-are-claimed-once", claimed && same, || format!("{before:?} became {after:?}"));
+        }
         let limits = before.spec.limits.clone();
         let spec = viv_core::spec::SandboxSpec { limits, ..after.spec.clone() };
         let same = before.policy == after.policy

@@ -474,8 +474,12 @@ impl World {
             Effect::Clear { generation } => (What::End, generation),
             Effect::Save { generation, .. } => (What::Save, generation),
             Effect::Probe { generation } => return self.probe(index, generation, operation, broken),
-            Effect::Serve { .. } | Effect::Hook { .. } | Effect::Freeze { .. } | Effect::Thaw { .. } => {
-                unreachable!("it has neither services nor hooks, and nobody freezes it")
+            Effect::Claim { .. }
+            | Effect::Serve { .. }
+            | Effect::Hook { .. }
+            | Effect::Freeze { .. }
+            | Effect::Thaw { .. } => {
+                unreachable!("it was no spare, has neither services nor hooks, and nobody freezes it")
             }
         };
         let Some(token) = self.token(index, broken) else { return };

@@ -91,6 +91,10 @@ pub enum Cause {
     Unresponsive,
     /// It could not be made.
     CreateFailed,
+    /// It was made ahead, and did not work when somebody claimed it.
+    SpareBroken,
+    /// It was not well for long, and is ended.
+    Unhealthy,
     /// A phase did not end in time.
     DeadlinePassed,
     /// A service ended, and is started again.
@@ -136,6 +140,8 @@ impl Cause {
             Self::ProbeFailed => "probe_failed",
             Self::Unresponsive => "unresponsive",
             Self::CreateFailed => "create_failed",
+            Self::SpareBroken => "spare_broken",
+            Self::Unhealthy => "unhealthy",
             Self::DeadlinePassed => "deadline_passed",
             Self::ServiceEnded => "service_ended",
             Self::ServiceFailed => "service_failed",

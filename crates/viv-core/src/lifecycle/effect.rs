@@ -22,6 +22,11 @@ pub enum Effect {
         /// Whether with the memory that was saved with it; without, only its files count.
         memory: bool,
     },
+    /// Give what was a spare the lifetime of whom it was given to (L19).
+    Claim {
+        /// Which.
+        generation: Generation,
+    },
     /// Probe it (T2).
     Probe {
         /// Which.
@@ -71,6 +76,7 @@ impl Effect {
         match self {
             Self::Create { .. } => "create",
             Self::Restore { .. } => "restore",
+            Self::Claim { .. } => "claim",
             Self::Probe { .. } => "probe",
             Self::Serve { .. } => "serve",
             Self::Hook { .. } => "hook",
@@ -96,6 +102,7 @@ pub fn outstanding(sandbox: &Sandbox) -> Option<(Effect, &Work)> {
             let memory = sandbox.has_memory_of(snapshot);
             Some(Effect::Restore { generation, snapshot: snapshot.clone(), memory })
         }
+        Phase::Verifying { step: VerifyStep::Claim, .. } => Some(Effect::Claim { generation }),
         Phase::Verifying { step: VerifyStep::Thaw, .. } => Some(Effect::Thaw { generation }),
         Phase::Verifying { step: VerifyStep::Services, .. } => Some(Effect::Serve { generation }),
         // A record that names a hook which is not outstanding has nothing to do but to be probed.

@@ -77,6 +77,12 @@ pub enum Event {
         /// Who drains.
         by: Actor,
     },
+    /// It was found unwell, for long: it is to be saved if it is persistent, else gone, and whoever comes later may have it
+    /// again.
+    Unhealthy {
+        /// Who gives it up.
+        by: Actor,
+    },
     /// Somebody wants it to go on from a snapshot, under the same id (L11). An entry: it runs then.
     Rollback {
         /// From which.
@@ -162,6 +168,11 @@ pub enum Outcome {
     Frozen,
     /// It has its processors back.
     Thawed,
+    /// What was a spare lives for as long as whom it was given to wants.
+    Claimed {
+        /// Time to its hard deadline, where there is one.
+        remaining_ms: Option<u64>,
+    },
     /// It is saved, as the snapshot that the effect named.
     Saved,
     /// Its memory cannot be saved, for this reason; its files are another matter.

@@ -32,6 +32,7 @@ mod event;
 mod evidence;
 mod memory;
 mod phase;
+mod spare;
 mod status;
 mod step;
 
@@ -46,7 +47,7 @@ pub use evidence::{Check, Evidence, Finding, Observed, PortCheck, ServiceCheck};
 pub use memory::{MEMORY_NOT_RESTORED, Memory};
 pub use phase::{FreezeStep, HibernateStep, MakeStep, Phase, PhaseName, ResumeStep, VerifyStep, Work};
 pub use status::{EVIDENCE_MS_MAX, Status, status};
-pub use step::{Accepted, Denial, Happened, Ignored, Stepped, step};
+pub use step::{Accepted, Denial, Happened, Ignored, Stepped, claim, step};
 
 use crate::exec::{ExecState, ExecStatus};
 use crate::hook::HookPoint;
@@ -205,6 +206,10 @@ pub struct Sandbox {
     /// The latest start of each service that the spec names.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub services: BTreeMap<ServiceName, ServiceRun>,
+    /// The generation that was made as a spare, before this sandbox was asked for (L19). That instance knows nothing of
+    /// the environment, so each command in it is told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claimed: Option<Generation>,
     /// The hook that is outstanding before it is ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hook: Option<HookPoint>,
@@ -257,6 +262,8 @@ pub struct Timings {
     pub make_ms: u64,
     /// Verifying one, all tries together.
     pub verify_ms: u64,
+    /// Giving a spare to whom it is claimed for, and probing it, before it is taken for broken.
+    pub claim_ms: u64,
     /// Freezing, thawing included.
     pub freeze_ms: u64,
     /// Saving.
@@ -280,6 +287,7 @@ impl Default for Timings {
         Self {
             make_ms: 120_000,
             verify_ms: 30_000,
+            claim_ms: 5_000,
             freeze_ms: 10_000,
             save_ms: 600_000,
             stop_ms: 30_000,
@@ -330,6 +338,7 @@ impl Sandbox {
             expires_at_ms: None,
             keep_awake: BTreeMap::new(),
             services: BTreeMap::new(),
+            claimed: None,
             hook: None,
             warned_of_ms: None,
         };

@@ -45,6 +45,8 @@ pub enum ResumeStep {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VerifyStep {
+    /// What was a spare gets the lifetime of whom it was given to (L19).
+    Claim,
     /// It gets its processors back.
     Thaw,
     /// Its services are started and waited for (L14).

@@ -17,8 +17,8 @@ use viv_core::{EndCause, Generation, SnapshotId};
 
 use crate::laws;
 use crate::setup::{
-    NOW_MS, created, created_with_memory, created_with_service, delete, done, enter, evidence, incomplete, made,
-    of_service, reset, rollback, seen, served, step_at, stop, user,
+    NOW_MS, claimed, created, created_with_memory, created_with_service, delete, done, enter, evidence, incomplete,
+    made, of_service, reset, rollback, seen, served, step_at, stop, user,
 };
 
 /// A deadline that is ahead.
@@ -60,7 +60,7 @@ fn explore() -> Explored {
         known.insert(key(&first));
         ahead.push_back(first);
     }
-    for first in [created_with_service(true), created_with_memory()] {
+    for first in [created_with_service(true), created_with_memory(), claimed()] {
         let first = alike(&first, NOW_MS);
         known.insert(key(&first));
         ahead.push_back(first);
@@ -161,6 +161,7 @@ pub(crate) fn events(sandbox: &Sandbox, now_ms: u64) -> Vec<(&'static str, Event
         ("idle", Event::Idle { freezes: true }),
         ("idle, cannot be frozen", Event::Idle { freezes: false }),
         ("drain", Event::Drain { by: user() }),
+        ("unwell for long", Event::Unhealthy { by: user() }),
         ("due", Event::Due),
     ];
     for (word, to) in [("back to frozen", RestAt::Frozen), ("back to hibernated", RestAt::Hibernated)] {
@@ -242,6 +243,7 @@ fn outcomes(sandbox: &Sandbox, now_ms: u64) -> Vec<(&'static str, Outcome)> {
         ("cleared", Outcome::Cleared),
         ("frozen", Outcome::Frozen),
         ("thawed", Outcome::Thawed),
+        ("claimed", Outcome::Claimed { remaining_ms: Some(1_000) }),
         ("saved", Outcome::Saved),
         ("memory not saved", Outcome::MemoryNotSaved("no".to_owned())),
         ("refused", failed(FailureKind::Refused)),
@@ -270,6 +272,7 @@ fn alike(sandbox: &Sandbox, now_ms: u64) -> Sandbox {
     let (timings, snapshot) = (Timings::default(), "snp_s".parse().expect("an id"));
     next.version = 1;
     next.operations = 1;
+    next.claimed = (next.claimed == Some(next.generation)).then_some(Generation::FIRST);
     next.generation = Generation::FIRST;
     next.phase_since_ms = NOW_MS;
     next.created_at_ms = NOW_MS;

@@ -124,6 +124,7 @@ fn incident_26_a_create_that_failed_leaves_nothing() {
             other @ (Effect::Restore { .. }
             | Effect::Probe { .. }
             | Effect::Freeze { .. }
+            | Effect::Claim { .. }
             | Effect::Thaw { .. }
             | Effect::Serve { .. }
             | Effect::Hook { .. }

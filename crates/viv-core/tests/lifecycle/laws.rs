@@ -73,6 +73,7 @@ fn denied(before: &Sandbox, event: &Event, why: Denial) {
         | Event::Idle { .. }
         | Event::Rest { .. }
         | Event::Drain { .. }
+        | Event::Unhealthy { .. }
         | Event::Done { .. }
         | Event::Seen { .. }
         | Event::Probed { .. }
@@ -92,6 +93,7 @@ fn ignored(before: &Sandbox, event: &Event, why: Ignored) {
             assert_eq!(*generation != before.generation, why == Ignored::StaleGeneration);
         }
         Event::Due => assert_eq!(why, Ignored::NotDue),
+        Event::Unhealthy { .. } => assert_eq!(why, Ignored::Busy),
         Event::Rest { .. } | Event::Drain { .. } => {
             assert!(matches!(why, Ignored::NotIdle | Ignored::Busy | Ignored::NothingNew));
         }
@@ -272,6 +274,7 @@ fn whose(before: &Sandbox, event: &Event, accepted: &Accepted) {
             | Event::Idle { .. }
             | Event::Rest { .. }
             | Event::Drain { .. }
+            | Event::Unhealthy { .. }
             | Event::Rollback { .. }
             | Event::Reset { .. }
             | Event::Done { .. }
@@ -343,6 +346,12 @@ fn patience(before: &Sandbox, event: &Event, accepted: &Accepted, now_ms: u64) {
     if next.phase.name() == PhaseName::Verifying || next.phase.name() == PhaseName::Ready {
         return;
     }
+    // What was made ahead is nothing that anybody had, until it worked for whom it was given to (L19).
+    if next.cause.cause == Cause::SpareBroken {
+        let on_trial = matches!(before.phase, Phase::Verifying { was_ready: false, .. });
+        assert!(on_trial && before.claimed == Some(before.generation), "{before:?}");
+        return;
+    }
     match event {
         Event::Done { outcome: Outcome::Probed(evidence), .. } => {
             let bad = matches!(evidence.finding(), Some(Finding::Unhealthy | Finding::Gone));
@@ -375,6 +384,7 @@ fn patience(before: &Sandbox, event: &Event, accepted: &Accepted, now_ms: u64) {
         | Event::Idle { .. }
         | Event::Rest { .. }
         | Event::Drain { .. }
+        | Event::Unhealthy { .. }
         | Event::Done { .. }
         | Event::Probed { .. } => panic!("{event:?}"),
     }
@@ -414,6 +424,11 @@ fn ladder(before: &Sandbox, event: &Event, accepted: &Accepted, now_ms: u64) {
                 Phase::Provisioning { .. } | Phase::Verifying { .. } | Phase::Resuming { .. }
             ));
             assert!(next.desired == Desired::Hibernated && next.held == before.held);
+        }
+        Event::Unhealthy { .. } => {
+            assert!(before.phase == Phase::Lost && before.entry.is_none() && next.held == before.held);
+            let to = if before.policy.persistent { PhaseName::Hibernating } else { PhaseName::Stopping };
+            assert_eq!((next.phase.name(), &next.cause.cause), (to, &Cause::Unhealthy));
         }
         Event::Enter { .. }
         | Event::Stop { .. }
@@ -495,6 +510,7 @@ fn way_back(before: &Sandbox, event: &Event, accepted: &Accepted) {
         | Event::Idle { .. }
         | Event::Rest { .. }
         | Event::Drain { .. }
+        | Event::Unhealthy { .. }
         | Event::Done { .. }
         | Event::Seen { .. }
         | Event::Probed { .. }

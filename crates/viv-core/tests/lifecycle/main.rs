@@ -6,6 +6,7 @@
 //! - `model`: random lives beside a provider that loses, repeats and delays, against a small model of what must hold.
 //! - `incidents`: failures that happened elsewhere, one test each. `golden`: records are read as they were written.
 //! - `memory`: what is saved and restored with its memory, and what follows when it is not.
+//! - `spares`: what was made ahead, claimed, and found broken by whom it was given to.
 //! - `services`: what is started, started again and given up, and what hooks hold up.
 //!
 //! `UPDATE=1` writes the committed files anew instead of comparing them.
@@ -22,6 +23,7 @@ mod provider;
 mod rest;
 mod services;
 mod setup;
+mod spares;
 mod status;
 
 /// All that looks at every record that can be reached, in one process: the search is most of the work.

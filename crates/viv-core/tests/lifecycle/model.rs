@@ -302,6 +302,7 @@ impl World {
                     | Effect::Serve { .. }
                     | Effect::Hook { .. }
                     | Effect::Freeze { .. }
+                    | Effect::Claim { .. }
                     | Effect::Thaw { .. }
                     | Effect::Save { .. }
                     | Effect::Clear { .. },

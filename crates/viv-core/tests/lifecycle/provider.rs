@@ -45,6 +45,7 @@ impl Provider {
             Effect::Serve { .. } => Outcome::Served(Vec::new()),
             Effect::Hook { .. } => failed(FailureKind::Refused, "there is none"),
             Effect::Freeze { generation } => self.turn(*generation, State::Frozen, Outcome::Frozen),
+            Effect::Claim { .. } => Outcome::Claimed { remaining_ms: None },
             Effect::Thaw { generation } => self.turn(*generation, State::Running, Outcome::Thawed),
             Effect::Save { generation, snapshot, .. } => {
                 if self.snapshots.contains(snapshot) {

@@ -75,6 +75,28 @@ pub(crate) fn served(sandbox: &Sandbox, found: ServiceFound, at_ms: u64) -> Outc
     Outcome::Served(sandbox.services.iter().map(report).collect())
 }
 
+/// A spare that is ready.
+pub(crate) fn spare() -> Sandbox {
+    let mut sandbox = created(false);
+    (sandbox.project, sandbox.spec, sandbox.labels) = (Project::spares(), SandboxSpec::default(), [].into());
+    let made = after(&sandbox, &done(&sandbox, made()), NOW_MS);
+    let well = Evidence { ports: Vec::new(), ..evidence(Finding::Ok, NOW_MS) };
+    after(&made, &done(&made, Outcome::Probed(well)), NOW_MS)
+}
+
+/// A sandbox as somebody wants it who may get a spare.
+pub(crate) fn wanted(persistent: bool) -> NewSandbox {
+    let Sandbox { id, project, name, spec, policy, labels, .. } = created(persistent);
+    NewSandbox { id, project, name, spec, policy, labels, origin: None, by: user() }
+}
+
+/// A spare that was just claimed.
+pub(crate) fn claimed() -> Sandbox {
+    let timings = Timings::default();
+    let at = Moment { now_ms: NOW_MS, timings: &timings, no_memory: None };
+    viv_core::lifecycle::claim(&spare(), wanted(true), at).expect("it fits")
+}
+
 /// A sandbox that was just asked for.
 pub(crate) fn created(persistent: bool) -> Sandbox {
     let new = NewSandbox {

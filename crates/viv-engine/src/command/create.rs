@@ -7,7 +7,7 @@ use viv_core::spec::{Name, Policy, Project, SandboxSpec, check_pairs};
 use viv_core::{SandboxId, SnapshotId};
 use viv_store::{Change, Idempotency, StoreError};
 
-use crate::engine::Engine;
+use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
 use crate::journal;
 use crate::read::View;
@@ -54,17 +54,25 @@ pub struct Created {
 impl Engine {
     /// Records a new sandbox, and answers before it is made: see [`Engine::wait_ready`].
     pub async fn create(&self, request: CreateRequest) -> Result<Created, EngineError> {
-        self.create_as(SandboxId::from_bytes((self.inner.draw)()), request).await
+        self.make(None, request).await
     }
 
     /// The same under an id of the caller's: one that is there already is what this request made before.
     pub(crate) async fn create_as(&self, id: SandboxId, request: CreateRequest) -> Result<Created, EngineError> {
+        self.make(Some(id), request).await
+    }
+
+    async fn make(&self, id: Option<SandboxId>, request: CreateRequest) -> Result<Created, EngineError> {
         let inner = &self.inner;
         let _entering = inner.begin_entry()?;
         let CreateRequest { project, name, spec, policy, labels, snapshot, by, key } = request;
         spec.check()?;
         policy.check()?;
         check_pairs("labels", &labels)?;
+        if project.is_spares() {
+            let what = format!("the project {project} is where spares are kept");
+            return Err(EngineError::Invalid { what, hint: "choose another project".to_owned() });
+        }
         if let Some(snapshot) = &snapshot {
             inner.good_snapshot(&project, snapshot).await?;
         }
@@ -77,23 +85,19 @@ impl Engine {
             at_ms: at.now_ms,
             made: None,
         });
+        // Who has an id already did not get a spare's.
+        let is_new = id.is_none();
+        let id = id.unwrap_or_else(|| SandboxId::from_bytes((inner.draw)()));
         let made = id.clone();
         let named = name.clone();
         let new = NewSandbox { id, project: project.clone(), name, spec, policy, labels, origin: snapshot, by };
-        // The lease comes with the first effect; its token is not part of the intent.
-        let sandbox = Sandbox::create(new, at);
-        let quota = inner.quota(&sandbox);
-        let lines = vec![journal::created(&sandbox, at.now_ms)];
-        let change = Change {
-            sandbox: sandbox.clone(),
-            lines,
-            idempotency: idempotency.clone(),
-            quota,
-            unused_since_ms: None,
-            snapshots: Vec::new(),
+        let written = match if is_new { inner.claim_spare(&new, idempotency.as_ref()).await } else { Ok(None) } {
+            Ok(Some(claimed)) => Ok(claimed),
+            Ok(None) => inner.record_new(new, idempotency.clone()).await,
+            Err(error) => Err(error),
         };
-        match Box::pin(inner.write(change)).await {
-            Ok(()) => {}
+        let sandbox = match written {
+            Ok(sandbox) => sandbox,
             Err(StoreError::Repeated(before)) => {
                 if idempotency.is_some_and(|asked| asked.body_hash != before.body_hash) {
                     return Err(EngineError::IdempotencyMismatch { made: before.sandbox.to_string() });
@@ -110,9 +114,26 @@ impl Engine {
                 return Err(EngineError::NameTaken { name, by });
             }
             Err(other) => return Err(other.into()),
-        }
+        };
         inner.reached("create.committed");
         inner.committed(&sandbox);
         Ok(Created { view: inner.view(sandbox), fresh: true })
+    }
+}
+
+impl Inner {
+    /// Records a sandbox that is to be made. Its lease comes with the first effect; the token is not part of the intent.
+    async fn record_new(&self, new: NewSandbox, idempotency: Option<Idempotency>) -> Result<Sandbox, StoreError> {
+        let at = self.moment();
+        let sandbox = Sandbox::create(new, at);
+        let change = Change {
+            quota: self.quota(&sandbox),
+            lines: vec![journal::created(&sandbox, at.now_ms)],
+            sandbox: sandbox.clone(),
+            idempotency,
+            unused_since_ms: None,
+            snapshots: Vec::new(),
+        };
+        Box::pin(self.write(change)).await.map(|()| sandbox)
     }
 }

@@ -90,6 +90,9 @@ families! {
     CANCELLATIONS = "viv_cancellations_total", Kind::Counter, ["outcome"], "Commands that were to be ended, and what came of that.";
     CANCELLATION_SECONDS = "viv_cancellation_seconds", Kind::Histogram(QUICK_S), [], "From the wish to end a command to its whole tree being gone.";
 
+    SPARES = "viv_spares", Kind::Gauge, ["class", "state"], "Spares of each class: `ready`, `making`, and how many there should be (`target`).";
+    SPARE_ASKS = "viv_spare_asks_total", Kind::Counter, ["class", "outcome"], "Creates that fit a class of spares, by whether one was there: `claimed` or `missed`.";
+
     ORPHANS = "viv_orphans", Kind::Gauge, [], "Instances of ours that no record wants, as of the last look.";
     ORPHANS_FOUND = "viv_orphans_found_total", Kind::Counter, [], "Instances of ours that no record wanted, each counted once.";
     ORPHANS_COLLECTED = "viv_orphans_collected_total", Kind::Counter, [], "Those that were removed.";

@@ -4,8 +4,9 @@ use std::sync::PoisonError;
 
 use viv_core::exec::ExecState;
 use viv_core::lifecycle::{Cause, Phase, PhaseName, Sandbox};
+use viv_core::spec::Project;
 use viv_provider::InstanceRef;
-use viv_store::{ListQuery, Quota, Sums};
+use viv_store::{ListQuery, PhaseCounts, Quota, Sums};
 
 use super::{Metrics, family};
 use crate::breaker::BreakerKind;
@@ -89,9 +90,11 @@ impl Inner {
         let metrics = &self.metrics;
         self.feed.lock().await.catch_up(self.store.as_ref(), metrics).await?;
         let counted = self.store.count(None).await?;
+        let spares = self.gather_spares().await?;
         metrics.clear(&family::SANDBOXES);
         for (phase, count) in &counted {
-            metrics.set(&family::SANDBOXES, &[phase.as_str()], float(*count));
+            let spare = spares.get(phase).copied().unwrap_or_default();
+            metrics.set(&family::SANDBOXES, &[phase.as_str()], float(count.saturating_sub(spare)));
         }
         let active = PhaseName::MAY_LIVE.iter().filter_map(|phase| counted.get(phase)).sum();
         metrics.set(&family::ACTIVE, &[], float(active));
@@ -110,6 +113,20 @@ impl Inner {
         }
         self.gather_parts();
         Ok(())
+    }
+
+    /// Spares by class, and how many are in each phase.
+    async fn gather_spares(&self) -> Result<PhaseCounts, EngineError> {
+        if !self.spares.is_kept() {
+            return Ok(PhaseCounts::new());
+        }
+        for one in self.spare_statuses().await? {
+            let name = one.class.name.as_str();
+            self.metrics.set(&family::SPARES, &[name, "ready"], float(one.ready.len() as u64));
+            self.metrics.set(&family::SPARES, &[name, "making"], float(one.making));
+            self.metrics.set(&family::SPARES, &[name, "target"], f64::from(one.target));
+        }
+        Ok(self.store.count(Some(&Project::spares())).await?)
     }
 
     /// Those that live, counted now or a moment ago.

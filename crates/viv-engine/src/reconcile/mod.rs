@@ -24,6 +24,12 @@ use provider_sync::Suspects;
 /// The place of this one among those that run on a period.
 const SNAPSHOTS_BELL: usize = 4;
 
+/// And of this one, where there are spares.
+const SPARES_BELL: usize = 5;
+
+/// Nobody rings for this one: it has its hour.
+const FULL_BELL: usize = 8;
+
 /// Which one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ReconcilerName {
@@ -41,15 +47,19 @@ pub enum ReconcilerName {
     Snapshots,
     /// Old lines, keys and tombstones (J9).
     Retention,
+    /// As many spares as there should be (L19).
+    Spares,
     /// Whether somebody has to be told (O5).
     Alerts,
     /// What failed, is past its time, or has to make room (J2).
     Cleanup,
+    /// Records, instances, the machine and the store, compared both ways (J2).
+    Full,
 }
 
 impl ReconcilerName {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::ProviderSync,
         Self::Expiry,
         Self::Stuck,
@@ -57,8 +67,10 @@ impl ReconcilerName {
         Self::Idle,
         Self::Snapshots,
         Self::Retention,
+        Self::Spares,
         Self::Alerts,
         Self::Cleanup,
+        Self::Full,
     ];
 
     /// The word for it.
@@ -71,8 +83,10 @@ impl ReconcilerName {
             Self::Idle => "idle",
             Self::Snapshots => "snapshots",
             Self::Retention => "retention",
+            Self::Spares => "spares",
             Self::Alerts => "alerts",
             Self::Cleanup => "cleanup",
+            Self::Full => "full",
         }
     }
 }
@@ -128,7 +142,9 @@ pub(crate) struct Report {
 #[derive(Debug, Default)]
 pub(crate) struct Reconcilers {
     statuses: Mutex<BTreeMap<ReconcilerName, ReconcilerStatus>>,
-    bells: [Notify; 7],
+    bells: [Notify; 9],
+    /// Whether somebody keeps spares.
+    keeps_spares: std::sync::atomic::AtomicBool,
     metrics: Metrics,
     pub(crate) suspects: Suspects,
     pub(crate) strays: snapshots::Strays,
@@ -150,9 +166,16 @@ impl Reconcilers {
         self.bells[SNAPSHOTS_BELL].notify_one();
     }
 
+    /// A spare was claimed, is ready, or is of no use any more.
+    pub(crate) fn look_at_spares(&self) {
+        if self.keeps_spares.load(std::sync::atomic::Ordering::Relaxed) {
+            self.bells[SPARES_BELL].notify_one();
+        }
+    }
+
     /// Asks all to run now.
     pub(crate) fn signal_all(&self) {
-        for bell in &self.bells {
+        for bell in &self.bells[..FULL_BELL] {
             bell.notify_one();
         }
     }
@@ -218,6 +241,9 @@ pub(crate) fn spawn(inner: &Arc<Inner>) {
     let periods = inner.config.periods;
     let alerts = inner.config.alerts.as_ref().map(|alerts| (ReconcilerName::Alerts, alerts.period));
     let cleanup = inner.config.cleanup.map(|cleanup| (ReconcilerName::Cleanup, cleanup.period));
+    let full = inner.config.cleanup.map(|cleanup| (ReconcilerName::Full, cleanup.full_period));
+    let spares = inner.spares.is_kept().then_some((ReconcilerName::Spares, inner.config.spares.period));
+    inner.reconcilers.keeps_spares.store(spares.is_some(), std::sync::atomic::Ordering::Relaxed);
     let periodic = [
         (ReconcilerName::ProviderSync, periods.provider_sync),
         (ReconcilerName::Expiry, periods.expiry),
@@ -225,7 +251,9 @@ pub(crate) fn spawn(inner: &Arc<Inner>) {
         (ReconcilerName::Retention, periods.retention),
         (ReconcilerName::Snapshots, periods.snapshots),
     ];
-    for (at, (name, period)) in periodic.into_iter().chain(alerts).chain(cleanup).enumerate() {
+    for (at, (name, period)) in periodic.into_iter().chain(spares).chain(alerts).chain(cleanup).chain(full).enumerate()
+    {
+        let at = if name == ReconcilerName::Full { FULL_BELL } else { at };
         let inner = inner.clone();
         // A run that panics is a mistake of ours, and no reason not to run again (J3).
         tokio::spawn(async move {
@@ -259,8 +287,10 @@ async fn run(inner: Arc<Inner>, name: ReconcilerName, period: Duration, bell: us
             ReconcilerName::Stuck => stuck::run(&inner).await,
             ReconcilerName::Retention => retention::run(&inner).await,
             ReconcilerName::Snapshots => snapshots::run(&inner).await,
+            ReconcilerName::Spares => crate::spare::run(&inner).await,
             ReconcilerName::Alerts => crate::alert::run(&inner).await,
             ReconcilerName::Cleanup => crate::cleanup::run(&inner).await,
+            ReconcilerName::Full => crate::audit::run(&inner).await,
             // These have no period: one runs for what was read, the other for an alarm.
             ReconcilerName::Health | ReconcilerName::Idle => Ok(Report::default()),
         };

@@ -25,7 +25,7 @@ async fn clean_up(
     caller: Caller,
     MaybeJson(asked): MaybeJson<BeginCleanup>,
 ) -> Answer {
-    let mut kinds = vec![CleanupKind::Leftovers, CleanupKind::Age];
+    let mut kinds = vec![CleanupKind::Unhealthy, CleanupKind::Leftovers, CleanupKind::Age];
     kinds.extend(asked.emergency.then_some(CleanupKind::Emergency));
     let (engine, by) = (state.engine().clone(), caller.actor());
     let dry_run = asked.dry_run;

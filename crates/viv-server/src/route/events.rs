@@ -10,8 +10,9 @@ use viv_api::path;
 use viv_api::query::{ListEvents, StatsQuery};
 use viv_api::stats::{AgeBucket, QuotaUse, Stats, Target};
 use viv_core::lifecycle::PhaseName;
+use viv_core::spec::Project;
 use viv_engine::metrics::{Metrics, QuotaUsed, family};
-use viv_store::{Cursor, JournalFilter, JournalLine, ListQuery, Sums};
+use viv_store::{Cursor, JournalFilter, JournalLine, ListQuery, PhaseCounts, Sums};
 
 use super::page_limit;
 use crate::api::{Method, Op, Table};
@@ -217,7 +218,12 @@ async fn follow(
 async fn stats(State(state): State<ServerState>, caller: Caller, Query(query): Query<StatsQuery>) -> Answer {
     let engine = state.engine();
     let project = caller.sees();
-    let counted = engine.stats(project).await?.phases;
+    let all = engine.stats(project).await?.phases;
+    // Spares take room, and are nobody's sandboxes: only who sees all is told of them, and apart.
+    let spares = if project.is_none() { engine.stats(Some(&Project::spares())).await?.phases } else { [].into() };
+    let sum = |of: &PhaseCounts| PhaseName::MAY_LIVE.iter().filter_map(|phase| of.get(phase)).sum::<u64>();
+    let spare = |phase: &PhaseName| spares.get(phase).copied().unwrap_or_default();
+    let counted: PhaseCounts = all.iter().map(|(phase, count)| (*phase, count.saturating_sub(spare(phase)))).collect();
     let of = |phases: &[PhaseName]| phases.iter().filter_map(|phase| counted.get(phase)).sum::<u64>();
     let totals = state.tally().totals(engine.store().as_ref(), project).await?;
     let now_ms = engine.now_ms();
@@ -236,6 +242,9 @@ async fn stats(State(state): State<ServerState>, caller: Caller, Query(query): Q
         let listed = engine.store().list(&asked).await?;
         for record in &listed.items {
             sums = sums.plus(&Sums::of(&record.spec.limits, &quota.weights));
+            if record.is_spare() {
+                continue;
+            }
             let age_ms = now_ms.saturating_sub(record.created_at_ms);
             let bucket = ages.iter_mut().find(|bucket| bucket.up_to_ms.is_none_or(|up_to_ms| age_ms <= up_to_ms));
             if let Some(bucket) = bucket {
@@ -254,16 +263,13 @@ async fn stats(State(state): State<ServerState>, caller: Caller, Query(query): Q
         provisioning: of(&[PhaseName::Provisioning, PhaseName::Verifying, PhaseName::Resuming]),
         terminating: of(&[PhaseName::Stopping, PhaseName::Hibernating]),
         hibernated: of(&[PhaseName::Hibernated]),
-        spare: 0,
+        spare: sum(&spares),
         by_status: counted.iter().map(|(phase, count)| (phase.as_str().to_owned(), *count)).collect(),
         created_total: totals.created,
         destroyed_total: totals.destroyed,
         lost_total: totals.lost,
         failed_total: totals.failed,
-        quotas: QuotaUsed::all(quota, project.is_some(), of(&PhaseName::MAY_LIVE), &sums)
-            .iter()
-            .map(quota_use)
-            .collect(),
+        quotas: QuotaUsed::all(quota, project.is_some(), sum(&all), &sums).iter().map(quota_use).collect(),
         ages,
         slo,
     }))

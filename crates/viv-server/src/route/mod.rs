@@ -18,6 +18,7 @@ mod sandboxes;
 pub(crate) mod schedules;
 mod select;
 mod snapshots;
+mod spares;
 pub(crate) mod tasks;
 
 use crate::api::{Api, Table};
@@ -53,6 +54,7 @@ pub(crate) fn tell(table: &mut impl Table) {
     reconcile::tell(table);
     metrics::tell(table);
     cleanup::tell(table);
+    spares::tell(table);
 }
 
 fn page_limit(limit: Option<viv_api::bound::PageLimit>) -> usize {

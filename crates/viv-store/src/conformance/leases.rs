@@ -134,6 +134,7 @@ pub(super) async fn incident_35_go_in_the_transaction_that_ends_their_sandbox(la
     lab.put_next(&mut sandbox, |sandbox| sandbox.phase = phase(PhaseName::Stopped)).await;
     assert_eq!(lab.store.leases(&sandbox.id).await.unwrap(), []);
     assert_eq!(lab.store.leases(&other.id).await.unwrap().len(), 2, "those of others stay");
+    assert_eq!(lab.store.stray_leases(10).await.unwrap(), [], "so none is on what is over");
 }
 
 pub(super) async fn l15_tokens_are_raised_above_what_was_seen(lab: &Lab) {

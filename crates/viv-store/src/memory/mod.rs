@@ -122,6 +122,13 @@ impl MemoryStore {
         Self { shared: Arc::new(shared) }
     }
 
+    /// Leaves a lease behind, whatever it is on: for tests of who finds it.
+    pub fn leave_lease(&self, lease: Lease) {
+        let mut state = locked(&self.shared.state);
+        let epoch = state.epoch;
+        state.leases.insert((lease.sandbox.clone(), lease.kind), Held { lease, epoch });
+    }
+
     /// From now on asks this, before every call through any handle, whether that fails. `None` ends it.
     pub fn set_faults(&self, faults: Option<Faults>) {
         *locked(&self.shared.faults) = faults;
@@ -294,6 +301,10 @@ impl Store for MemoryStore {
 
     async fn leases(&self, sandbox: &SandboxId) -> Result<Vec<Lease>> {
         self.call("leases", |state| Ok(state.leases_on(sandbox)))
+    }
+
+    async fn stray_leases(&self, limit: usize) -> Result<Vec<Lease>> {
+        self.call("stray_leases", |state| Ok(state.stray_leases(limit)))
     }
 
     async fn touch(&self, epoch: Epoch, sandbox: &SandboxId, active_at_ms: u64) -> Result<()> {

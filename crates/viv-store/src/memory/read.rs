@@ -75,6 +75,11 @@ impl State {
         lines.rev().filter(|(_, line)| fits(filter, line)).take(limit).map(whole).collect()
     }
 
+    pub(super) fn stray_leases(&self, limit: usize) -> Vec<Lease> {
+        let is_stray = |lease: &&Lease| self.sandboxes.get(&lease.sandbox).is_none_or(Sandbox::is_over);
+        self.leases.values().map(|held| &held.lease).filter(is_stray).take(limit).cloned().collect()
+    }
+
     pub(super) fn leases_on(&self, sandbox: &SandboxId) -> Vec<Lease> {
         let ours = self.leases.iter().filter(|((on, _), held)| on == sandbox && held.epoch == self.epoch);
         ours.map(|(_, held)| held.lease.clone()).collect()

@@ -342,6 +342,10 @@ impl Store for SqliteStore {
         self.readers.call(move |db| read::leases(db, &sandbox)).await
     }
 
+    async fn stray_leases(&self, limit: usize) -> Result<Vec<Lease>> {
+        self.readers.call(move |db| read::stray_leases(db, limit)).await
+    }
+
     async fn touch(&self, epoch: Epoch, sandbox: &SandboxId, active_at_ms: u64) -> Result<()> {
         let sandbox = sandbox.clone();
         self.write(epoch, move |db| write::touch(db, &sandbox, active_at_ms)).await

@@ -190,6 +190,16 @@ pub(super) fn leases(db: &Connection, sandbox: &SandboxId) -> Result<Vec<Lease>>
     rows.iter().map(|lease| parse("a lease", lease)).collect()
 }
 
+pub(super) fn stray_leases(db: &Connection, limit: usize) -> Result<Vec<Lease>> {
+    let stray = "SELECT lease FROM leases LEFT JOIN sandboxes ON sandboxes.id = leases.sandbox
+                 WHERE sandboxes.id IS NULL OR sandboxes.phase = 'stopped'
+                 ORDER BY leases.sandbox, leases.kind LIMIT ?1";
+    let mut statement = db.prepare_cached(stray)?;
+    let rows = statement.query_map(params![i64::try_from(limit).unwrap_or(i64::MAX)], |row| row.get(0))?;
+    let rows: Vec<String> = rows.collect::<rusqlite::Result<_>>()?;
+    rows.iter().map(|lease| parse("a lease", lease)).collect()
+}
+
 pub(super) fn keys(db: &Connection) -> Result<Vec<ApiKey>> {
     let mut statement = db.prepare_cached("SELECT key FROM keys ORDER BY created_at, id")?;
     let rows = statement.query_map([], |row| row.get(0))?;

@@ -42,6 +42,7 @@ mod selftest;
 mod session;
 mod show;
 mod snapshot;
+mod spares;
 mod spec;
 mod stats;
 mod stop;
@@ -95,6 +96,8 @@ pub(crate) enum Verb {
     /// Show the built-in alerts that are pending or fire
     Alerts(alerts::Args),
     Cleanup(cleanup::Args),
+    /// Show the sandboxes that are made ahead, so that nobody waits for them
+    Spares,
     /// Show figures about all sandboxes
     Stats(stats::Args),
     Top(top::Args),
@@ -181,6 +184,7 @@ fn dispatch(verb: Verb, global: &Global) -> anyhow::Result<ExitCode> {
         Verb::Logs(args) => logs::run(&args, &daemon),
         Verb::Alerts(args) => alerts::run(&args, &daemon),
         Verb::Cleanup(args) => cleanup::run(&args, &daemon),
+        Verb::Spares => spares::run(&daemon),
         Verb::Stats(args) => stats::run(&args, &daemon),
         Verb::Top(args) => top::run(&args, &daemon),
         Verb::Ensure(args) | Verb::Resume(args) => ensure::run(&args, &daemon),

@@ -13,8 +13,14 @@ pub(super) struct CleanupPart {
     period_s: Option<NonZeroU64>,
     /// How often ages are looked at.
     age_period_s: Option<NonZeroU64>,
+    /// How often everything is compared with everything.
+    full_period_s: Option<NonZeroU64>,
     /// How long what is lost or has failed, and is not persistent, is left for somebody to look at.
     leftover_after_s: Option<u64>,
+    /// How long what is unwell is left to come back.
+    unhealthy_after_s: Option<u64>,
+    /// How old it has to be before it is ended for that.
+    unhealthy_age_s: Option<u64>,
     /// How old a sandbox may become; as old as its deadline allows when not said.
     age_max_s: Option<NonZeroU64>,
     /// Above this part of a quota, in percent, what is idle has to go.
@@ -35,7 +41,10 @@ impl CleanupPart {
         CleanupConfig {
             period: seconds(self.period_s.map(NonZeroU64::get), ships.period),
             age_period: seconds(self.age_period_s.map(NonZeroU64::get), ships.age_period),
+            full_period: seconds(self.full_period_s.map(NonZeroU64::get), ships.full_period),
             leftover_after: seconds(self.leftover_after_s, ships.leftover_after),
+            unhealthy_after: seconds(self.unhealthy_after_s, ships.unhealthy_after),
+            unhealthy_age: seconds(self.unhealthy_age_s, ships.unhealthy_age),
             age_max: self.age_max_s.map(|seconds| Duration::from_secs(seconds.get())),
             emergency_above: self.emergency_above_percent.map_or(ships.emergency_above, |part| f64::from(part) / 100.0),
             emergency_idle: seconds(self.emergency_idle_s, ships.emergency_idle),

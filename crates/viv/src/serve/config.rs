@@ -16,6 +16,7 @@ use viv_store::SumsMax;
 use super::alerts::AlertsPart;
 use super::cleanup::CleanupPart;
 use super::gates::GateText;
+use super::spares::SparesPart;
 
 /// The daemon's part of the configuration file.
 #[derive(Debug, Default, Deserialize)]
@@ -29,6 +30,7 @@ pub(super) struct FileConfig {
     pub(super) hooks: HooksPart,
     pub(super) alerts: AlertsPart,
     pub(super) cleanup: CleanupPart,
+    pub(super) spares: SparesPart,
     pub(super) gates: BTreeMap<String, GateText>,
     /// The client's part is the client's.
     #[serde(rename = "client")]

@@ -14,6 +14,7 @@ mod config;
 mod failpoint;
 mod gates;
 mod owner;
+mod spares;
 
 use std::fs;
 use std::io::Write;
@@ -155,6 +156,7 @@ async fn daemon(
     }
     file.reconcile.apply(&mut config.periods);
     config.cleanup = Some(file.cleanup.config());
+    config.spares = file.spares.config()?;
     config.alerts = Some(file.alerts.config()?);
     config.gates.replace(gates::settings(&file.gates, std::env::vars())?);
     config.failpoint = failpoint::from_environment();

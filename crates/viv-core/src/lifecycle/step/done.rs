@@ -1,7 +1,7 @@
 //! What came of an effect. Outcomes are observations: only what the outstanding effect can have counts.
 
 use super::draft::{Draft, Verify};
-use super::{Happened, Ignored, Stepped, serve};
+use super::{Happened, Ignored, Stepped, claim, serve};
 use crate::hook::HookPoint;
 use crate::id::OperationId;
 use crate::lifecycle::cause::{Actor, Cause};
@@ -54,6 +54,13 @@ pub(super) fn done(sandbox: &Sandbox, operation: &OperationId, outcome: &Outcome
         (Phase::Resuming { step: ResumeStep::Seal, rebuilds, .. }, Outcome::Failed(failure)) => {
             not_sealed(draft, *rebuilds, failure)
         }
+        (Phase::Verifying { step: VerifyStep::Claim, .. }, Outcome::Claimed { remaining_ms }) => {
+            claim::claimed(draft, *remaining_ms)
+        }
+        (
+            Phase::Verifying { step: VerifyStep::Claim, .. },
+            Outcome::Failed(Failure { kind: FailureKind::Failed | FailureKind::Refused, what }),
+        ) => claim::broken(draft, Some(what.clone())),
         // What cannot be thawed, ever, may not be frozen either: the probe finds out.
         (
             Phase::Verifying { step: VerifyStep::Thaw, .. },
@@ -128,6 +135,7 @@ pub(super) fn done(sandbox: &Sandbox, operation: &OperationId, outcome: &Outcome
             | Outcome::Served(_)
             | Outcome::Hooked(_)
             | Outcome::Frozen
+            | Outcome::Claimed { .. }
             | Outcome::Thawed
             | Outcome::Saved
             | Outcome::MemoryNotSaved(_)
@@ -239,6 +247,9 @@ fn probed(mut draft: Draft<'_>, evidence: &Evidence) -> Stepped {
 /// One more bad finding: enough of them, over enough time, and the instance is given up (T7). The time is that of the
 /// checks, so that answers which come late do not make it longer.
 fn found(mut draft: Draft<'_>, made_ms: Option<u64>, cause: Cause, complaint: String) -> Stepped {
+    if claim::is_on_trial(&draft.next) {
+        return claim::broken(draft, Some(complaint));
+    }
     let (at, mut enough) = (draft.at, false);
     if let Phase::Verifying { findings, found_at_ms, .. } = &mut draft.next.phase {
         if *findings == 0 {

@@ -12,7 +12,7 @@ use crate::spec::Hibernate;
 pub(super) struct Draft<'t> {
     pub(super) next: Sandbox,
     pub(super) at: Moment<'t>,
-    from: PhaseName,
+    pub(super) from: PhaseName,
 }
 
 impl<'t> Draft<'t> {
@@ -327,6 +327,7 @@ impl<'t> Draft<'t> {
     /// What was found out about the last instance says nothing about the next.
     fn next_generation(&mut self) {
         self.next.generation = self.next.generation.next();
+        self.next.claimed = None;
         self.next.evidence = Evidence::default();
         self.next.observed = None;
     }

@@ -1,7 +1,7 @@
 //! Time passed: every transient phase has a deadline, and falls to something when it passes.
 
 use super::draft::{Draft, Verify};
-use super::{Ignored, Stepped, done};
+use super::{Ignored, Stepped, claim, done};
 use crate::lifecycle::cause::{Actor, Cause};
 use crate::lifecycle::phase::{FreezeStep, HibernateStep, MakeStep, Phase, ResumeStep, VerifyStep};
 use crate::lifecycle::{Desired, Moment, Sandbox};
@@ -53,6 +53,10 @@ pub(super) fn due(sandbox: &Sandbox, at: Moment<'_>) -> Stepped {
         }
         Phase::Provisioning { .. } | Phase::Resuming { .. } => draft.failed(Cause::DeadlinePassed, why),
         // Only timeouts, or too few findings: it is not replaced. What never worked is given up.
+        // What its services and hooks take is theirs; else it is the spare that is silent.
+        Phase::Verifying { step: VerifyStep::Claim | VerifyStep::Probe, .. } if claim::is_on_trial(sandbox) => {
+            claim::broken(draft, why)
+        }
         Phase::Verifying { was_ready: true, .. } => draft.lost(Cause::Unresponsive, why),
         // What was restored and is silent is nothing that anybody had: its files are those that were saved.
         Phase::Verifying { was_ready: false, rebuilds, .. } => match done::on_trial(sandbox) {

@@ -2,12 +2,15 @@
 
 mod asked;
 mod back;
+mod claim;
 mod done;
 mod draft;
 mod due;
 mod rest;
 mod seen;
 mod serve;
+
+pub use claim::claim;
 
 use super::event::Event;
 use super::phase::PhaseName;
@@ -101,6 +104,7 @@ pub fn step(sandbox: &Sandbox, event: &Event, at: Moment<'_>) -> Stepped {
         Event::Idle { freezes } => rest::idle(sandbox, *freezes, at),
         Event::Rest { to, woken_at_ms, used_at_ms, by } => rest::rest(sandbox, *to, *woken_at_ms, *used_at_ms, by, at),
         Event::Drain { by } => rest::drain(sandbox, by, at),
+        Event::Unhealthy { by } => rest::unhealthy(sandbox, by, at),
         Event::Rollback { snapshot, discard, by } => back::rollback(sandbox, snapshot, *discard, by, at),
         Event::Reset { by } => back::reset(sandbox, by, at),
         Event::Done { operation, outcome } => done::done(sandbox, operation, outcome, at),

@@ -221,3 +221,36 @@ pub(super) fn drain(sandbox: &Sandbox, by: &Actor, at: Moment<'_>) -> Stepped {
         | Phase::Stopping { .. } => Stepped::Ignored(Ignored::Busy),
     }
 }
+
+/// It is lost because it is unwell, and nobody wants it: what it has is saved, or it ends, with what was found.
+pub(super) fn unhealthy(sandbox: &Sandbox, by: &Actor, at: Moment<'_>) -> Stepped {
+    let draft = Draft::of(sandbox, at);
+    match &sandbox.phase {
+        // Who waits for it, or had it stopped or go back, is before.
+        Phase::Lost if sandbox.desired != Desired::Running || sandbox.entry.is_some() || sandbox.rollback.is_some() => {
+            Stepped::Ignored(Ignored::Busy)
+        }
+        Phase::Lost => {
+            let found = sandbox.evidence.complaint().or_else(|| sandbox.cause.message.clone());
+            let mut stepped = if sandbox.policy.persistent {
+                draft.hibernating(Cause::Unhealthy, by)
+            } else {
+                draft.stopping(Cause::Unhealthy, by, None)
+            };
+            if let Stepped::Accepted(accepted) = &mut stepped {
+                accepted.next.cause.message = found;
+            }
+            stepped
+        }
+        Phase::Provisioning { .. }
+        | Phase::Verifying { .. }
+        | Phase::Ready
+        | Phase::Frozen { .. }
+        | Phase::Hibernating { .. }
+        | Phase::Hibernated { .. }
+        | Phase::Resuming { .. }
+        | Phase::Failed { .. }
+        | Phase::Stopping { .. }
+        | Phase::Stopped => Stepped::Ignored(Ignored::Busy),
+    }
+}

@@ -1,7 +1,7 @@
 //! What was seen without being asked for by the record: pushed ends, listings, health checks.
 
 use super::draft::{Draft, Verify};
-use super::{Happened, Ignored, Stepped, done};
+use super::{Happened, Ignored, Stepped, claim, done};
 use crate::cause::EndCause;
 use crate::id::Generation;
 use crate::lifecycle::cause::{Actor, Cause};
@@ -38,6 +38,10 @@ pub(super) fn seen(
         (Phase::Ready, Seen::Frozen) => draft.verifying(THAWED, Cause::ProbeFinding, &engine, words),
         (Phase::Frozen { step: FreezeStep::Done }, Seen::Running) => {
             draft.verifying(AGAIN, Cause::ProbeFinding, &engine, words)
+        }
+        // It ended as a spare, and be it at the deadline of one: that is nothing to whom it was given to.
+        (Phase::Verifying { .. }, Seen::Ended(_) | Seen::Absent) if claim::is_on_trial(sandbox) => {
+            claim::broken(draft, words)
         }
         (
             Phase::Ready | Phase::Frozen { .. } | Phase::Verifying { .. } | Phase::Lost,

@@ -1,0 +1,271 @@
+//! Who cleans up, on simulated time: a provider whose listings fail, have a part only, or are as things were ten
+//! listings ago; sandboxes that are unwell; and what the store holds and nobody needs (J1, J2, T7).
+#![allow(missing_docs, reason = "tests")]
+
+mod place;
+
+use std::time::Duration;
+
+use place::{Place, by, paused, persistent, place_ticking, place_with, request};
+use viv_chaos::Damage;
+use viv_core::lifecycle::{Cause, EntryKind, Phase, PhaseName, Status};
+use viv_core::spec::{Project, SandboxSpec};
+use viv_core::{FencingToken, SandboxId};
+use viv_engine::cleanup::CleanupKind;
+use viv_engine::{CleanupConfig, EngineConfig, ReconcilerName, SpareClass, Which};
+use viv_provider::{InstanceRef, InstanceState, PageRequest, Provider};
+use viv_store::{Cursor, JournalFilter, Lease, LeaseKind, ListQuery, Store};
+
+/// How listings go wrong.
+#[derive(Debug, Clone, Copy)]
+enum Wrong {
+    Fail,
+    Part,
+    Stale,
+}
+
+impl Wrong {
+    fn begin(self, place: &Place) {
+        match self {
+            Self::Fail => place.provider.set_listings_fail(true),
+            Self::Part => place.provider.set_partial(true),
+            Self::Stale => place.provider.set_stale(10),
+        }
+    }
+
+    fn end(place: &Place) {
+        place.provider.set_listings_fail(false);
+        place.provider.set_partial(false);
+        place.provider.set_stale(0);
+    }
+}
+
+/// Looks often, and leaves nothing alone that it takes for left.
+fn eager(config: &mut EngineConfig) {
+    config.periods.provider_sync = Duration::from_secs(1);
+    config.periods.orphan_grace = Duration::ZERO;
+    config.cleanup = Some(CleanupConfig { period: Duration::from_secs(2), ..CleanupConfig::default() });
+}
+
+/// Everybody who collects anything does so now.
+async fn collect(place: &Place) {
+    // That it cannot look is an answer too.
+    let _ = place.engine.audit(true, by()).await;
+    let kinds = [CleanupKind::Unhealthy, CleanupKind::Leftovers, CleanupKind::Age, CleanupKind::Emergency];
+    place.engine.cleanup(&kinds, false, by()).await.unwrap();
+}
+
+async fn lives(place: &Place, id: &SandboxId) -> bool {
+    let record = place.record(id).await;
+    let instance = InstanceRef { sandbox: id.clone(), generation: record.generation };
+    place.provider.truth().observe(&instance).await.unwrap().state == InstanceState::Running
+}
+
+#[test]
+fn j1_nothing_alive_is_collected_by_listings_that_fail_are_partial_or_ten_steps_old() {
+    for wrong in [Wrong::Fail, Wrong::Part, Wrong::Stale] {
+        paused(async {
+            let place = place_with(eager).await;
+            let mut all = Vec::new();
+            for _ in 0..4 {
+                all.push(place.made(request()).await);
+            }
+            let back = place.made(persistent()).await;
+            wrong.begin(&place);
+            // Some come, some go, and one comes back as another generation, with collectors at work all the time.
+            let mut gone = Vec::new();
+            for round in 0..30 {
+                if round % 3 == 0 {
+                    // Nobody waits for it to be made, so that it is looked for in the middle of that.
+                    let made = place.engine.create(request()).await.unwrap();
+                    collect(&place).await;
+                    place.engine.wait_ready(&made.view.sandbox.id, Duration::from_secs(20)).await.unwrap();
+                    all.push(made.view.sandbox.id);
+                }
+                if round % 7 == 3 {
+                    let id = all.remove(0);
+                    place.delete(&id).await;
+                    gone.push(id);
+                }
+                if round == 12 {
+                    place.engine.hibernate(&back, by()).await.unwrap();
+                    place.engine.wait_settled(&back, Duration::from_secs(20)).await.unwrap();
+                    place.engine.ensure(&back, EntryKind::Ensure, by()).await.unwrap();
+                    place.engine.wait_ready(&back, Duration::from_secs(20)).await.unwrap();
+                }
+                collect(&place).await;
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                for id in &all {
+                    assert!(lives(&place, id).await, "{wrong:?}, round {round}: {id} is {:?}", place.record(id).await);
+                    assert_eq!(place.record(id).await.generation.0, 1, "{wrong:?}");
+                }
+                assert!(lives(&place, &back).await, "{wrong:?}, round {round}");
+            }
+            assert_eq!(place.record(&back).await.generation.0, 2);
+            // And when listings are right again, what is there is what is recorded.
+            Wrong::end(&place);
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            for id in all.iter().chain([&back]) {
+                assert!(lives(&place, id).await);
+                assert!(matches!(place.status(id).await, Status::Ready | Status::Unverified), "{wrong:?}");
+            }
+            let there = place.provider.truth().list(&"sim".parse().unwrap(), PageRequest::default()).await.unwrap();
+            assert_eq!(there.items.len(), all.len() + 1, "{wrong:?}: {gone:?} are gone");
+            let lines = place.store.journal(Cursor(0), &JournalFilter::default(), 100_000).await.unwrap();
+            let collected: Vec<_> = lines.iter().filter(|line| line.line.kind == "orphan.collected").collect();
+            let of_living = |id: &Option<SandboxId>| id.as_ref().is_some_and(|id| all.contains(id));
+            assert!(!collected.iter().any(|line| of_living(&line.line.sandbox)), "{wrong:?}: {collected:?}");
+        });
+    }
+}
+
+/// What is unwell is ended after a minute if it is ten minutes old, and is looked at every five.
+fn cleaning(config: &mut EngineConfig) {
+    config.cleanup = Some(CleanupConfig::default());
+}
+
+/// Longer than what is unwell is left, and cleanups are apart.
+const A_WHILE: Duration = Duration::from_secs(900);
+
+#[test]
+fn j2_what_is_unwell_and_old_is_saved_or_ends_with_what_was_found() {
+    for damage in [Damage::Hangs, Damage::Rootless] {
+        paused(async {
+            let place = place_ticking(250, cleaning).await;
+            let mut policy = request().policy;
+            // Nobody reads it, and nothing else puts it to rest.
+            (policy.idle_ms, policy.hibernate_ms) = (86_400_000, 86_400_000);
+            let brief = place.made(viv_engine::CreateRequest { policy: policy.clone(), ..request() }).await;
+            policy.persistent = true;
+            let kept = place.made(viv_engine::CreateRequest { policy, ..persistent() }).await;
+            let handle = place.engine.work_in(&Project::default(), &Which::Id(kept.clone()), None).await.unwrap();
+            handle.file_mkdir("/workspace/mine").await.unwrap();
+            tokio::time::sleep(A_WHILE).await;
+            for id in [&brief, &kept] {
+                place.provider.damage(id, Some(damage));
+            }
+            tokio::time::sleep(A_WHILE).await;
+            let ended = place.record(&brief).await;
+            assert_eq!(ended.phase.name(), PhaseName::Stopped, "{damage:?}: {ended:?}");
+            let saved = place.record(&kept).await;
+            assert!(matches!(saved.phase, Phase::Hibernated { .. }), "{damage:?}: {saved:?}");
+            for id in [&brief, &kept] {
+                let lines = place.lines(id).await;
+                let told = lines.iter().find(|line| line.line.cause.as_deref() == Some(Cause::Unhealthy.code()));
+                let told = told.unwrap_or_else(|| panic!("{damage:?}: {lines:?}"));
+                assert_eq!(told.line.by.who, by_cleanup(), "{told:?}");
+                assert!(told.line.data["evidence"].is_object() && told.line.data["message"].is_string(), "{told:?}");
+            }
+            // Whoever wants it has its files.
+            place.provider.damage(&kept, None);
+            place.engine.ensure(&kept, EntryKind::Ensure, by()).await.unwrap();
+            place.engine.wait_ready(&kept, Duration::from_secs(60)).await.unwrap();
+            let handle = place.engine.work_in(&Project::default(), &Which::Id(kept.clone()), None).await.unwrap();
+            handle.file_stat("/workspace/mine").await.unwrap();
+        });
+    }
+}
+
+fn by_cleanup() -> String {
+    viv_core::lifecycle::Actor::part("cleanup").who
+}
+
+#[test]
+fn j2_what_is_unwell_and_young_is_left_and_shown_and_what_comes_back_is_kept() {
+    paused(async {
+        let place = place_ticking(250, |config| {
+            let cleanup = CleanupConfig { period: Duration::from_secs(30), ..CleanupConfig::default() };
+            config.cleanup = Some(cleanup);
+        })
+        .await;
+        let id = place.made(persistent()).await;
+        place.provider.damage(&id, Some(Damage::Hangs));
+        tokio::time::sleep(Duration::from_secs(300)).await;
+        let record = place.record(&id).await;
+        assert_eq!((&record.phase, &record.cause.cause), (&Phase::Lost, &Cause::Unresponsive), "{record:?}");
+        assert_eq!(place.status(&id).await, Status::Lost);
+        assert!(lives(&place, &id).await, "nothing was done to it");
+        // Well again, and old by now: it is the same one.
+        place.provider.damage(&id, None);
+        tokio::time::sleep(Duration::from_secs(900)).await;
+        let record = place.record(&id).await;
+        assert_eq!((record.phase.name(), record.generation.0), (PhaseName::Ready, 1), "{record:?}");
+    });
+}
+
+#[test]
+fn j1_leases_on_what_is_over_are_found_and_given_back() {
+    paused(async {
+        let place = place_with(|_| {}).await;
+        let living = place.made(request()).await;
+        let over = place.made(request()).await;
+        place.delete(&over).await;
+        let never = SandboxId::from_bytes([9; 16]);
+        for (number, sandbox) in [&over, &never].into_iter().enumerate() {
+            let token = FencingToken(1_000 + number as u64);
+            let (kind, holder) = (LeaseKind::Lifecycle, "a daemon of before".to_owned());
+            let lease = Lease { sandbox: sandbox.clone(), kind, holder, since_ms: 1, expires_at_ms: u64::MAX, token };
+            place.store.leave_lease(lease);
+        }
+        let held = place.store.leases(&living).await.unwrap();
+        assert!(!held.is_empty());
+        let locks = |report: viv_engine::AuditReport| {
+            let locks = report.items.into_iter().filter(|item| item.kind == "lock");
+            locks.map(|item| (item.sandbox.unwrap(), item.outcome.as_str().to_owned())).collect::<Vec<_>>()
+        };
+        let mut wanted = [over.clone(), never.clone()];
+        wanted.sort();
+        let each = |outcome: &str| wanted.clone().map(|id| (id, outcome.to_owned())).to_vec();
+        assert_eq!(locks(place.engine.audit(false, by()).await.unwrap()), each("reported"));
+        assert_eq!(locks(place.engine.audit(true, by()).await.unwrap()), each("done"));
+        assert_eq!(locks(place.engine.audit(false, by()).await.unwrap()), []);
+        assert_eq!(place.store.leases(&living).await.unwrap(), held, "nobody else's is touched");
+    });
+}
+
+#[test]
+fn j1_spares_that_nobody_keeps_are_found_and_given_up() {
+    paused(async {
+        let place = place_with(|config| {
+            let class = SpareClass { name: "default".to_owned(), spec: SandboxSpec::default(), min: 2, max: 2 };
+            config.spares.classes = vec![class];
+        })
+        .await;
+        let spares = ListQuery {
+            project: Some(Project::spares()),
+            phases: vec![PhaseName::Ready],
+            limit: 10,
+            ..ListQuery::default()
+        };
+        while place.store.list(&spares).await.unwrap().items.len() < 2 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        // The next daemon has no classes: what is found before its keeper looks.
+        let place = place.restart().await;
+        let of_spares = |report: viv_engine::AuditReport| {
+            report.items.into_iter().filter(|item| item.kind == "spare").map(|item| item.outcome.as_str().to_owned())
+        };
+        let found: Vec<String> = of_spares(place.engine.audit(true, by()).await.unwrap()).collect();
+        assert_eq!(found, ["done", "done"]);
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        assert_eq!(of_spares(place.engine.audit(false, by()).await.unwrap()).count(), 0);
+        let there = place.provider.truth().list(&"sim".parse().unwrap(), PageRequest::default()).await.unwrap();
+        assert!(there.items.is_empty(), "{there:?}");
+    });
+}
+
+#[test]
+fn j2_everything_is_compared_every_hour_and_that_is_shown() {
+    paused(async {
+        let place = place_ticking(1_000, cleaning).await;
+        let full = || place.engine.reconcilers().into_iter().find(|one| one.name == ReconcilerName::Full);
+        tokio::time::sleep(Duration::from_secs(3_500)).await;
+        assert_eq!(full(), None, "at the start, provider-sync does");
+        tokio::time::sleep(Duration::from_secs(3_700)).await;
+        let status = full().unwrap();
+        assert!((1..=2).contains(&status.runs) && status.error.is_none(), "{status:?}");
+        assert!(status.next_at_ms.is_some());
+        let lines = place.store.journal(Cursor(0), &JournalFilter::default(), 100_000).await.unwrap();
+        assert!(lines.iter().any(|line| line.line.kind == "reconcile.completed"));
+    });
+}
