@@ -210,7 +210,7 @@ mod tests {
         while let Some(event) = source.next().await.unwrap() {
             match event {
                 OutputEvent::Chunk { data, .. } => text.push_str(std::str::from_utf8(&data).unwrap()),
-                OutputEvent::Cut { from, to } => text.push_str(&format!("[{from}..{to}]")),
+                OutputEvent::Cut { from, to } => text += &["[", &from.to_string(), "..", &to.to_string(), "]"].concat(),
                 OutputEvent::End(_) => text.push('.'),
             }
         }

@@ -1,6 +1,7 @@
 //! Tools on tasks: run, show, list, read, stop, continue.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::thread;
 use std::time::Duration;
 
@@ -344,7 +345,7 @@ fn read(call: &Call, output: Output<'_>, kept: &mut Kept) -> anyhow::Result<()> 
 fn over(task: &Task, run: u32, kept: &Kept) -> CallToolResult {
     let (mut text, left_out) = kept.whole();
     if left_out > 0 {
-        text.push_str(&format!("\n[all that is kept: viv task logs {}]", task.id));
+        let _ = write!(text, "\n[all that is kept: viv task logs {}]", task.id);
     }
     if task.run != run {
         return failed(&format!("{text}\n[{} was continued by somebody else]", task.id));
@@ -443,7 +444,7 @@ fn logs(call: &Call) -> anyhow::Result<CallToolResult> {
     read(call, output, &mut kept)?;
     let (mut text, left_out) = kept.whole();
     if left_out > 0 {
-        text.push_str(&format!("\n[all that is kept: viv task logs --step {step} {task}]"));
+        let _ = write!(text, "\n[all that is kept: viv task logs --step {step} {task}]");
     }
     Ok(said(text))
 }
