@@ -396,8 +396,12 @@ impl Inner {
     /// One of them, unless it is in use.
     async fn clean(self: &Arc<Self>, record: &Sandbox, item: &CleanupItem, by: &Actor) -> CleanupOutcome {
         let done = match item.kind {
-            // Whoever claimed it meanwhile has it.
-            _ if record.is_spare() => self.give_up(&record.id, &item.why).await,
+            CleanupKind::Unhealthy | CleanupKind::Leftovers | CleanupKind::Age | CleanupKind::Emergency
+                if record.is_spare() =>
+            {
+                // Whoever claimed it meanwhile has it.
+                self.give_up(&record.id, &item.why).await
+            }
             CleanupKind::Unhealthy => self.give_up_unwell(record, by).await,
             CleanupKind::Leftovers => {
                 let stopped = self.apply(&record.id, &Event::Stop { by: by.clone() }).await;

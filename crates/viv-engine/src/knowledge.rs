@@ -30,6 +30,17 @@ pub(crate) struct Known {
     quiet: Option<(u64, u64)>,
 }
 
+/// What commands have to be told that their instance was not made with (L19).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ToTell {
+    /// This environment.
+    Env(BTreeMap<String, String>),
+    /// Nothing: their instance was made with it.
+    Nothing,
+    /// Nothing is known of the sandbox; its record says.
+    Unknown,
+}
+
 /// How long what is lost and silent is left alone by those who were not asked; it doubles up to the second one.
 const QUIET_MS: (u64, u64) = (30_000, 300_000);
 
@@ -82,15 +93,14 @@ impl Knowledge {
         self.lock().get(sandbox).and_then(|known| known.project.clone())
     }
 
-    /// What commands of this generation have to be told; none when nothing is known of the sandbox.
-    pub(crate) fn env_to_tell(
-        &self,
-        sandbox: &SandboxId,
-        generation: Generation,
-    ) -> Option<Option<BTreeMap<String, String>>> {
+    /// What commands of this generation have to be told.
+    pub(crate) fn env_to_tell(&self, sandbox: &SandboxId, generation: Generation) -> ToTell {
         let known = self.lock();
-        let told = known.get(sandbox)?.env_to_tell.as_ref();
-        Some(told.filter(|(of, _)| *of == generation).map(|(_, env)| env.clone()))
+        let Some(known) = known.get(sandbox) else { return ToTell::Unknown };
+        match known.env_to_tell.as_ref().filter(|(of, _)| *of == generation) {
+            Some((_, env)) => ToTell::Env(env.clone()),
+            None => ToTell::Nothing,
+        }
     }
 
     /// Of this generation; what was known of an earlier one is forgotten, what is about an earlier one is not taken.

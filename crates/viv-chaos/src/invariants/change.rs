@@ -310,7 +310,7 @@ impl Step<'_> {
             // It was nobody's, and is made into what somebody asked for, once (L19).
             let claimed = self.from == PhaseName::Ready && after.claimed == Some(before.generation);
             let same = after.generation == before.generation && after.spec.of_instance() == before.spec;
-            return holds("spares-are-claimed-once", claimed && same, || format!("{before:?} became {after:?}"));
+            return holds("policy-stays", claimed && same, || format!("{before:?} became {after:?}"));
         }
         let limits = before.spec.limits.clone();
         let spec = viv_core::spec::SandboxSpec { limits, ..after.spec.clone() };

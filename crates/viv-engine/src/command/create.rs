@@ -91,7 +91,8 @@ impl Engine {
         let made = id.clone();
         let named = name.clone();
         let new = NewSandbox { id, project: project.clone(), name, spec, policy, labels, origin: snapshot, by };
-        let written = match if is_new { inner.claim_spare(&new, idempotency.as_ref()).await } else { Ok(None) } {
+        let claimed = if is_new { inner.claim_spare(&new, idempotency.as_ref()).await } else { Ok(None) };
+        let written = match claimed {
             Ok(Some(claimed)) => Ok(claimed),
             Ok(None) => inner.record_new(new, idempotency.clone()).await,
             Err(error) => Err(error),

@@ -15,6 +15,7 @@ use crate::effect::failure;
 use crate::engine::{Inner, RACES_MAX, too_fast};
 use crate::error::EngineError;
 use crate::journal;
+use crate::knowledge::ToTell;
 use crate::metrics::family;
 
 /// How long somebody who is refused for want of room waits for spares to be given up. Longer than an end takes.
@@ -141,9 +142,10 @@ impl Inner {
         spec: &ExecSpec,
     ) -> Result<ExecStatus, ProviderError> {
         let told = match self.knowledge.env_to_tell(sandbox, mutation.generation) {
-            Some(known) => known,
+            ToTell::Env(env) => Some(env),
+            ToTell::Nothing => None,
             // What is kept in memory may be lost; the record is not.
-            None => {
+            ToTell::Unknown => {
                 let record = self.store.get(sandbox).await.map_err(|error| ProviderError::Unavailable {
                     what: "the store".to_owned(),
                     source: std::io::Error::other(error.to_string()),

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 use std::time::Duration;
 
+use anyhow::Context;
 use serde::Deserialize;
 use viv_api::bound::{ImageName, Path};
 use viv_api::limits::Limits;
@@ -25,21 +26,25 @@ pub(super) struct SparesPart {
 
 /// Sandboxes that are kept ready; whoever asks for one with the same settings gets it.
 #[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 struct ClassPart {
     /// At least this many are kept.
     min: u32,
     /// And at most; as many as the least, and one, when not said.
     max: Option<u32>,
-    /// What they are made of.
+    /// The rest is as in a request, and is read like one.
+    #[serde(flatten)]
+    made_of: toml::Table,
+}
+
+/// What the sandboxes of a class are made of, in the words of a create.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct MadeOf {
     image: ImageName,
-    /// What they may use.
     limits: Limits,
-    /// How they are connected.
     network: Network,
-    /// Where commands start.
     workdir: Option<Path>,
-    /// Whether commands of root may install packages.
     packages: bool,
 }
 
@@ -49,8 +54,12 @@ impl SparesPart {
         let ships = SparesConfig::default();
         let seconds =
             |said: Option<NonZeroU64>, ships: Duration| said.map_or(ships, |said| Duration::from_secs(said.get()));
+        let classes = self
+            .classes
+            .iter()
+            .map(|(name, part)| part.class(name).with_context(|| format!("[spares.classes.{name}] is not right")));
         let config = SparesConfig {
-            classes: self.classes.iter().map(|(name, part)| part.class(name)).collect(),
+            classes: classes.collect::<anyhow::Result<_>>()?,
             window: seconds(self.window_s, ships.window),
             age_max: seconds(self.age_max_s, ships.age_max),
             probe_every: seconds(self.probe_every_s, ships.probe_every),
@@ -62,17 +71,12 @@ impl SparesPart {
 }
 
 impl ClassPart {
-    fn class(&self, name: &str) -> SpareClass {
-        let made_of = CreateSandbox {
-            image: self.image.clone(),
-            limits: self.limits.clone(),
-            network: self.network.clone(),
-            workdir: self.workdir.clone(),
-            packages: self.packages,
-            ..CreateSandbox::default()
-        };
+    fn class(&self, name: &str) -> anyhow::Result<SpareClass> {
+        let made_of = serde_json::to_value(&self.made_of)?;
+        let MadeOf { image, limits, network, workdir, packages } = viv_api::request::parse_value(&made_of)?;
+        let made_of = CreateSandbox { image, limits, network, workdir, packages, ..CreateSandbox::default() };
         let max = self.max.unwrap_or(self.min.max(1));
-        SpareClass { name: name.to_owned(), spec: made_of.to_spec(), min: self.min, max }
+        Ok(SpareClass { name: name.to_owned(), spec: made_of.to_spec(), min: self.min, max })
     }
 }
 
@@ -100,11 +104,11 @@ mod tests {
     }
 
     fn small_limits() -> Limits {
-        toml::from_str("memory_bytes = 268435456").unwrap()
+        serde_json::from_str(r#"{"memory_bytes": 268435456}"#).unwrap()
     }
 
     fn open() -> Network {
-        toml::from_str("egress = \"all\"").unwrap()
+        serde_json::from_str(r#"{"egress": "all"}"#).unwrap()
     }
 
     #[test]
@@ -114,9 +118,10 @@ mod tests {
             "[classes.a]\n[classes.b]",
             "[classes.a]\nmax = 5000",
             "[classes.a]\nmax = 0",
+            "[classes.a]\nenv = { A = \"b\" }",
+            "[classes.a]\nlimits = { memory = 1 }",
         ] {
             assert!(toml::from_str::<SparesPart>(bad).unwrap().config().is_err(), "{bad}");
         }
-        assert!(toml::from_str::<SparesPart>("[classes.a]\nenv = { A = \"b\" }").is_err());
     }
 }
