@@ -39,6 +39,7 @@ pub mod schedule;
 pub mod service;
 pub mod snapshot;
 pub mod stats;
+pub mod subscription;
 pub mod task;
 
 #[cfg(feature = "client")]

@@ -29,6 +29,7 @@ use crate::metrics::{Census, Feed, Metrics, family};
 use crate::reconcile::{Health, Reconcilers};
 use crate::schedule::Schedules;
 use crate::snapshot::Savers;
+use crate::subscription::Subscribed;
 use crate::task::Tasks;
 use crate::timer::Timer;
 use crate::token::Removers;
@@ -89,6 +90,7 @@ pub(crate) struct Inner {
     pub(crate) schedules: Schedules,
     pub(crate) tasks: Tasks,
     pub(crate) executions: Executions,
+    pub(crate) subscribed: Subscribed,
     /// Whether no new work is taken; the store has it too.
     pub(crate) draining: std::sync::atomic::AtomicBool,
     /// Held while that changes, so that the two are the same.
@@ -188,6 +190,7 @@ impl Engine {
                 schedules: Schedules::default(),
                 tasks: Tasks::default(),
                 executions: Executions::default(),
+                subscribed: Subscribed::default(),
                 draining: std::sync::atomic::AtomicBool::default(),
                 draining_changes: tokio::sync::Mutex::default(),
                 entering: std::sync::atomic::AtomicUsize::default(),
@@ -206,6 +209,7 @@ impl Engine {
         crate::schedule::spawn(&engine).await?;
         crate::task::spawn(&engine).await?;
         crate::execution::spawn(&engine).await?;
+        crate::subscription::spawn(&engine).await?;
         Ok(engine)
     }
 
@@ -219,6 +223,7 @@ impl Engine {
         self.inner.schedules.end();
         self.inner.tasks.end();
         self.inner.executions.end();
+        self.inner.subscribed.end();
         self.inner.savers.end();
     }
 

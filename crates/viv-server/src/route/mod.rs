@@ -19,6 +19,7 @@ pub(crate) mod schedules;
 mod select;
 mod snapshots;
 pub(crate) mod tasks;
+mod webhooks;
 
 use crate::api::{Api, Table};
 use crate::state::ServerState;
@@ -53,6 +54,7 @@ pub(crate) fn tell(table: &mut impl Table) {
     reconcile::tell(table);
     metrics::tell(table);
     cleanup::tell(table);
+    webhooks::tell(table);
 }
 
 fn page_limit(limit: Option<viv_api::bound::PageLimit>) -> usize {
