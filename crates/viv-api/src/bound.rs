@@ -10,18 +10,18 @@ mod text;
 
 pub(crate) use number::number_or_word;
 
-pub use map::{Argv, CommandEnv, Env, LabelFilter, Labels, Ports, Services, TaskEffects, TaskFiles, TaskSteps, Words};
+pub use map::{
+    Argv, CommandEnv, Env, EventKinds, LabelFilter, Labels, Ports, Services, TaskEffects, TaskFiles, TaskSteps, Words,
+};
 pub use number::{
     BackoffMs, CpuBurstUs, CpuMillis, CpuWeight, DiskBytes, ExecutionMs, ForkCount, GenerationNumber, HookMs, IdleMs,
-    IoBps, KeyLifetimeMs, LifetimeMs, ListDepth, LogBytes, MemoryBytes, MomentMs, Offset, OpenFiles, OutputBytes,
-    PageLimit, Port, Processes, QueueMs, ReadyMs, ReportedSteps, ReportsMax, Restarts, RunNumber, RunningMax, Sequence,
-    Signal, SnapshotsAgeMs, SnapshotsMax, StepNumber, TailLines, TaskMs, TerminalSide, TtlMs, WaitMs,
+    IoBps, KeyLifetimeMs, LifetimeMs, ListDepth, LogBytes, MemoryBytes, MomentMs, Offset, OpenFiles, OutputBytes, PageLimit, Port, Processes, QueueMs, ReadyMs, ReportedSteps, ReportsMax, Restarts, RunNumber, RunningMax, SecretOverlapMs, Sequence, Signal, SnapshotsAgeMs, SnapshotsMax, StepNumber, TailLines, TaskMs, TerminalSide, TtlMs, WaitMs,
 };
 pub use text::{
     Argument, CommandEnvValue, ComponentName, CronText, Cursor, EffectName, EnvName, EnvValue, EventKind, FileMode,
     FileText, GitReference, GitUrl, GrantRef, HookSecret, IdempotencyKey, ImageName, KeyId, KeyName, LabelKey,
     LabelValue, LeaseName, Named, Note, Path, ProjectName, SandboxName, SandboxRef, ScheduleRef, SearchText,
-    ServiceName, SessionText, SnapshotRef, TaskRef, UserName, WebhookUrl, Word, ZoneName,
+    ServiceName, SessionText, SnapshotRef, TaskRef, UserName, WebhookRef, WebhookUrl, Word, ZoneName,
 };
 
 /// The largest whole number that every reader of JSON takes exactly (2^53 - 1).

@@ -35,6 +35,7 @@ mod sandbox;
 mod schedule;
 mod snapshots;
 mod stream;
+mod subscription;
 mod task;
 
 use std::time::Duration;

@@ -40,6 +40,7 @@ pub mod service;
 pub mod snapshot;
 pub mod spare;
 pub mod stats;
+pub mod subscription;
 pub mod task;
 
 #[cfg(feature = "client")]

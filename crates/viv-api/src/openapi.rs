@@ -8,7 +8,7 @@ use utoipa::{PartialSchema, ToSchema};
 
 use crate::{
     alert, bound, checkpoint, cleanup, daemon, diagnosis, error, event, execution, file, key, limits, page, reconcile,
-    resources, sandbox, schedule, service, snapshot, spare, stats, task,
+        resources, sandbox, schedule, service, snapshot, spare, stats, subscription, task,
 };
 
 /// A whole number with a range. The format is told so that clients pick a type that holds it.
@@ -145,8 +145,7 @@ macro_rules! all {
 pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
     use bound::{
         ComponentName, Cursor, EventKind, FileMode, GenerationNumber, IdempotencyKey, KeyId, LabelFilter, LeaseName,
-        ListDepth, LogBytes, MomentMs, Offset, PageLimit, Path, SandboxName, SandboxRef, ScheduleRef, SearchText,
-        Sequence, SnapshotRef, StepNumber, TailLines, TaskRef, UserName, WaitMs,
+        ListDepth, LogBytes, MomentMs, Offset, PageLimit, Path, SandboxName, SandboxRef, ScheduleRef, SearchText, Sequence, SnapshotRef, StepNumber, TailLines, TaskRef, UserName, WaitMs, WebhookRef,
     };
     all![
         ComponentName,
@@ -175,6 +174,7 @@ pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
         TaskRef,
         UserName,
         WaitMs,
+        WebhookRef,
         checkpoint::CheckpointCheck,
         daemon::Doctor,
         daemon::Health,
@@ -217,6 +217,8 @@ pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
         page::Page<sandbox::TimelineEntry>,
         page::Page<snapshot::Snapshot>,
         page::Page<spare::SpareClass>,
+        page::Page<subscription::EventDelivery>,
+        page::Page<subscription::Subscription>,
         page::Page<task::Task>,
         reconcile::Reconcile,
         reconcile::Reconciled,
@@ -250,6 +252,16 @@ pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
         snapshot::Snapshot,
         spare::SpareClass,
         stats::Stats,
+        subscription::ChangeSubscription,
+        subscription::CreateSubscription,
+        subscription::CreatedSubscription,
+        subscription::EventDelivery,
+        subscription::ReplayEvents,
+        subscription::Replayed,
+        subscription::RotateSecret,
+        subscription::SentEvent,
+        subscription::Subscription,
+        subscription::TriedSubscription,
         task::ContinueTask,
         task::CreateTask,
         task::MarkTask,

@@ -92,6 +92,18 @@ pub const SCHEDULES: &str = "/v1/schedules";
 pub const SCHEDULE: &str = "/v1/schedules/{schedule}";
 /// Run it now.
 pub const SCHEDULE_RUN: &str = "/v1/schedules/{schedule}/run";
+/// Webhooks: make, list.
+pub const WEBHOOKS: &str = "/v1/webhooks";
+/// One webhook: get, change, remove.
+pub const WEBHOOK: &str = "/v1/webhooks/{webhook}";
+/// Another secret.
+pub const WEBHOOK_ROTATE: &str = "/v1/webhooks/{webhook}/rotate";
+/// Send again.
+pub const WEBHOOK_REPLAY: &str = "/v1/webhooks/{webhook}/replay";
+/// Send a test.
+pub const WEBHOOK_TEST: &str = "/v1/webhooks/{webhook}/test";
+/// Its events that wait, or are dead.
+pub const WEBHOOK_DELIVERIES: &str = "/v1/webhooks/{webhook}/deliveries";
 /// Audit and reconciliation: look, and with `act` put right.
 pub const RECONCILE: &str = "/v1/reconcile";
 /// Tasks: run, list.

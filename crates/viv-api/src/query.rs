@@ -60,6 +60,17 @@ queries! {
         /// Only those of this sandbox.
         sandbox: Option<SandboxRef>,
     }
+    /// Which events of a webhook to list. Oldest first.
+    #[derive(Default)]
+    ListDeliveries {
+        /// Where to go on: what the page before gave as `next`.
+        cursor: Option<Cursor>,
+        /// How many at most; 100 when absent.
+        limit: Option<PageLimit>,
+        /// Those that are dead, instead of those that wait.
+        #[serde(default)]
+        dead: bool,
+    }
     /// How to look at a sandbox.
     #[derive(Default)]
     GetSandbox {

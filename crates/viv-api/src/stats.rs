@@ -33,11 +33,24 @@ pub struct Stats {
     /// What is in use of each quota (L18): of the project that the key sees, or of all.
     #[serde(default)]
     pub quotas: Vec<QuotaUse>,
+    /// The same by project, for keys that see all: those with the most sandboxes.
+    #[serde(default)]
+    pub projects: Vec<ProjectUse>,
     /// How old the active ones are.
     pub ages: Vec<AgeBucket>,
     /// How the targets are met, if that was asked for.
     #[serde(default)]
     pub slo: Vec<Target>,
+}
+
+/// What one project has in use.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ProjectUse {
+    /// Which.
+    pub project: String,
+    /// What is in use of each quota of a project.
+    pub quotas: Vec<QuotaUse>,
 }
 
 /// What is in use of a quota.

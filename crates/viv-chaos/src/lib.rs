@@ -26,6 +26,7 @@ mod rng;
 mod shrink;
 mod snapshots;
 mod store;
+mod store_subscriptions;
 mod sweep;
 mod world;
 

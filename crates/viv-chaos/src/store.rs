@@ -147,7 +147,7 @@ impl FaultyStore {
         fate
     }
 
-    async fn read<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
+    pub(crate) async fn read<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
         self.line
             .call(async {
                 match self.fate(false) {
@@ -158,7 +158,12 @@ impl FaultyStore {
             .await
     }
 
-    async fn write<T>(&self, name: &'static str, epoch: Epoch, call: impl Future<Output = Result<T>>) -> Result<T> {
+    pub(crate) async fn write<T>(
+        &self,
+        name: &'static str,
+        epoch: Epoch,
+        call: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
         self.line
             .call(async {
                 let fate = self.fate(true);

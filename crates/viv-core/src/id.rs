@@ -179,6 +179,10 @@ id!(
     TaskId, "tsk_"
 );
 id!(
+    /// A subscription to the journal.
+    WebhookId, "whk_"
+);
+id!(
     /// One thing that somebody inside a sandbox asked for.
     RequestId, "req_"
 );

@@ -20,11 +20,12 @@ pub mod service;
 pub mod snapshot;
 pub mod span;
 pub mod spec;
+pub mod subscription;
 pub mod task;
 
 pub use cause::EndCause;
 pub use id::{
     ExecutionId, FencingToken, Generation, IdError, OperationId, OwnerMark, RequestId, SandboxId, ScheduleId,
-    SnapshotId, TaskId,
+    SnapshotId, TaskId, WebhookId,
 };
 pub use identity::Identity;

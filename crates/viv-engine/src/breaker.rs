@@ -185,7 +185,7 @@ impl Outside {
 
 /// Where a URL leads to: scheme, host and port. Paths and queries are often secrets, and so is what stands before an `@`
 /// (S6).
-pub(crate) fn destination(url: &str) -> String {
+pub fn destination(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
     let authority = rest.split(['/', '?', '#', '\\']).next().unwrap_or_default();
     let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);

@@ -14,6 +14,7 @@ use crate::gate::Gates;
 use crate::hook::Webhooks;
 use crate::inside::Inside;
 use crate::spare::SparesConfig;
+use crate::subscription::SubscriptionConfig;
 
 /// Called with the name of a point that was reached: crash tests end the process there.
 #[derive(Clone)]
@@ -46,6 +47,8 @@ pub struct EngineConfig {
     pub failpoint: Option<Failpoint>,
     /// Who makes requests of hooks; without, those fail.
     pub webhooks: Option<Webhooks>,
+    /// How lines of the journal are sent to who asked for them; without, none are (O6).
+    pub subscriptions: Option<SubscriptionConfig>,
     /// Who answers those inside sandboxes; without, nobody listens to them.
     pub inside: Option<Inside>,
     /// How alerts are judged; without, none are (O5).
@@ -69,6 +72,7 @@ impl EngineConfig {
             gates: Gates::default(),
             failpoint: None,
             webhooks: None,
+            subscriptions: None,
             inside: None,
             alerts: None,
             cleanup: None,

@@ -30,6 +30,7 @@ use crate::reconcile::{Health, Reconcilers};
 use crate::schedule::Schedules;
 use crate::snapshot::Savers;
 use crate::spare::Spares;
+use crate::subscription::Subscribed;
 use crate::task::Tasks;
 use crate::timer::Timer;
 use crate::token::Removers;
@@ -90,6 +91,7 @@ pub(crate) struct Inner {
     pub(crate) schedules: Schedules,
     pub(crate) tasks: Tasks,
     pub(crate) executions: Executions,
+    pub(crate) subscribed: Subscribed,
     /// Whether no new work is taken; the store has it too.
     pub(crate) draining: std::sync::atomic::AtomicBool,
     /// Held while that changes, so that the two are the same.
@@ -192,6 +194,7 @@ impl Engine {
                 schedules: Schedules::default(),
                 tasks: Tasks::default(),
                 executions: Executions::default(),
+                subscribed: Subscribed::default(),
                 draining: std::sync::atomic::AtomicBool::default(),
                 draining_changes: tokio::sync::Mutex::default(),
                 entering: std::sync::atomic::AtomicUsize::default(),
@@ -212,6 +215,7 @@ impl Engine {
         crate::schedule::spawn(&engine).await?;
         crate::task::spawn(&engine).await?;
         crate::execution::spawn(&engine).await?;
+        crate::subscription::spawn(&engine).await?;
         Ok(engine)
     }
 
@@ -225,6 +229,7 @@ impl Engine {
         self.inner.schedules.end();
         self.inner.tasks.end();
         self.inner.executions.end();
+        self.inner.subscribed.end();
         self.inner.savers.end();
     }
 

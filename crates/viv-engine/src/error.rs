@@ -3,7 +3,7 @@
 use viv_core::lifecycle::{Caused, Denial, Finding, PhaseName};
 use viv_core::spec::Invalid;
 use viv_core::task::TaskDenial;
-use viv_core::{Generation, SandboxId, ScheduleId, SnapshotId, TaskId};
+use viv_core::{Generation, SandboxId, ScheduleId, SnapshotId, TaskId, WebhookId};
 use viv_provider::ProviderError;
 use viv_store::{Lease, StoreError};
 
@@ -21,6 +21,12 @@ pub enum EngineError {
     NoSchedule {
         /// What was asked for.
         which: ScheduleId,
+    },
+    /// There is no such subscription.
+    #[error("there is no webhook {which}")]
+    NoWebhook {
+        /// What was asked for.
+        which: WebhookId,
     },
     /// A run of it is under way.
     #[error("a run of {which} is under way")]
@@ -233,6 +239,7 @@ impl From<StoreError> for EngineError {
             StoreError::Conflict { .. }
             | StoreError::TaskConflict { .. }
             | StoreError::SnapshotConflict { .. }
+            | StoreError::SubscriptionConflict { .. }
             | StoreError::NameTaken { .. }
             | StoreError::Repeated(_)
             | StoreError::Owned(_)

@@ -55,6 +55,8 @@ pub struct Delivery {
     pub url: String,
     /// With what it is signed.
     pub secret: Secret,
+    /// With what else: one that is being replaced.
+    pub also: Vec<Secret>,
     /// The same when it is repeated.
     pub id: String,
     /// When, in seconds.
@@ -247,6 +249,7 @@ impl Inner {
                 let delivery = Delivery {
                     url: url.clone(),
                     secret: secret.clone(),
+                    also: Vec::new(),
                     id: format!("{operation}-{point}"),
                     at_s: began_ms / 1000,
                     body: body.to_string().into_bytes(),

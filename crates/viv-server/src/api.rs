@@ -12,10 +12,10 @@ use utoipa::openapi::{
     ResponseBuilder, Type,
 };
 use utoipa::{IntoParams, PartialSchema, ToSchema};
-use viv_api::bound::TaskRef;
 use viv_api::bound::{
     GenerationNumber, IdempotencyKey, KeyId, LeaseName, SandboxRef, ScheduleRef, SnapshotRef, StepNumber,
 };
+use viv_api::bound::{TaskRef, WebhookRef};
 use viv_api::error::{ErrorBody, ErrorCode};
 use viv_api::page::Page;
 
@@ -225,6 +225,7 @@ fn path_params(path: &str) -> Vec<Parameter> {
                 "schedule" => ("The schedule's id.", Ref::from_schema_name(ScheduleRef::name()).into()),
                 "task" => ("The task's id.", Ref::from_schema_name(TaskRef::name()).into()),
                 "step" => ("Which step: the first one is 0.", Ref::from_schema_name(StepNumber::name()).into()),
+                "webhook" => ("The webhook's id.", Ref::from_schema_name(WebhookRef::name()).into()),
                 "key" => ("The key's id.", Ref::from_schema_name(KeyId::name()).into()),
                 "execution" => {
                     let id = ObjectBuilder::new()

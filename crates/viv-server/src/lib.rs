@@ -20,10 +20,12 @@
 //! - The document is made from the table that the router is made from.
 #![forbid(unsafe_code)]
 
+mod address;
 mod api;
 mod auth;
 mod body;
 mod config;
+mod events;
 mod executions;
 mod extract;
 mod guard;
@@ -42,8 +44,10 @@ mod stream;
 mod tally;
 mod webhook;
 
+pub use address::{AddressRange, NoRange};
 pub use auth::{KeyError, NewKey};
 pub use config::{Bounds, Build, Rate, ServerConfig};
+pub use events::events;
 pub use guard::Peer;
 pub use inside::inside;
 pub use log::LogRing;

@@ -107,6 +107,7 @@ fn told(error: EngineError) -> ApiError {
     let details = ErrorDetails::default();
     match error {
         EngineError::NotFound { which } => none_of("sandbox", &which, "viv ps"),
+        EngineError::NoWebhook { which } => none_of("webhook", &which, "viv webhook ls"),
         EngineError::NoSchedule { which } => none_of("schedule", &which, "viv schedule ls"),
         EngineError::ScheduleBusy { .. } | EngineError::TaskBusy { .. } => {
             ApiError::new(ErrorCode::Conflict, message).hint("wait until it has ended")

@@ -1,10 +1,11 @@
-//! Signed requests of hooks to somebody outside (L14).
+//! Signed requests to somebody outside: of hooks (L14), and events to who subscribed to them (O6).
 //!
 //! ```text
 //!   POST URL
 //!   Content-Type: application/json
 //!   Vivarium-Delivery: ID                      the same when it is repeated
-//!   Vivarium-Signature: t=SECONDS,v1=HEX       HMAC-SHA256 of "SECONDS." and the body, with the hook's secret
+//!   Vivarium-Signature: t=SECONDS,v1=HEX       HMAC-SHA256 of "SECONDS." and the body, with the secret; one more
+//!                                              `v1` for a secret that is being replaced
 //! ```
 //!
 //! Whoever may make a sandbox chooses the URL, and the daemon stands where they do not. So the address is looked at
@@ -23,6 +24,8 @@ use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
 use ureq::{Agent, config::Config, http::Uri};
 use viv_engine::{Delivery, Undelivered, Webhooks};
 
+use crate::address::AddressRange;
+
 /// Headers of an answer; nobody reads more of one than its status.
 const HEADER_BYTES_MAX: usize = 64 << 10;
 
@@ -34,11 +37,13 @@ const AT_ONCE: usize = 16;
 pub struct WebhookConfig {
     /// Whether private addresses and the machine itself may be asked.
     pub private_addresses: bool,
+    /// Private addresses that may be asked all the same.
+    pub private_ranges: Vec<AddressRange>,
     /// Authorities to believe, as PEM.
     pub authorities_pem: Vec<u8>,
 }
 
-/// Who makes the requests of hooks.
+/// Who makes the requests. Each that is made has places of its own, so that who waits for one does not hold up another.
 pub fn webhooks(config: &WebhookConfig) -> Webhooks {
     let agent = agent(config);
     let permits = Arc::new(tokio::sync::Semaphore::new(AT_ONCE));
@@ -76,7 +81,8 @@ fn agent(config: &WebhookConfig) -> Agent {
         .max_response_header_size(HEADER_BYTES_MAX)
         .max_idle_connections(0)
         .build();
-    let resolver = Guarded { private_addresses: config.private_addresses, inner: DefaultResolver::default() };
+    let allowed = config.private_ranges.clone();
+    let resolver = Guarded { private_addresses: config.private_addresses, allowed, inner: DefaultResolver::default() };
     Agent::with_parts(setup, DefaultConnector::default(), resolver)
 }
 
@@ -114,9 +120,14 @@ fn post(agent: &Agent, delivery: &Delivery) -> Result<(), Undelivered> {
 fn signature(delivery: &Delivery) -> String {
     let mut signed = format!("{}.", delivery.at_s).into_bytes();
     signed.extend(&delivery.body);
-    let mac = hmac_sha256(delivery.secret.reveal().as_bytes(), &signed);
-    let hex: String = mac.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("t={},v1={hex}", delivery.at_s)
+    let mut text = format!("t={}", delivery.at_s);
+    for secret in std::iter::once(&delivery.secret).chain(&delivery.also) {
+        let mac = hmac_sha256(secret.reveal().as_bytes(), &signed);
+        let hex: String = mac.iter().map(|byte| format!("{byte:02x}")).collect();
+        text.push_str(",v1=");
+        text.push_str(&hex);
+    }
+    text
 }
 
 /// RFC 2104.
@@ -136,6 +147,7 @@ fn hmac_sha256(key: &[u8], message: &[u8]) -> [u8; 32] {
 /// Resolves names, and refuses those of whom nobody outside should be able to make us ask.
 struct Guarded {
     private_addresses: bool,
+    allowed: Vec<AddressRange>,
     inner: DefaultResolver,
 }
 
@@ -148,7 +160,8 @@ impl fmt::Debug for Guarded {
 impl Resolver for Guarded {
     fn resolve(&self, uri: &Uri, config: &Config, timeout: NextTimeout) -> Result<ResolvedSocketAddrs, ureq::Error> {
         let found = self.inner.resolve(uri, config, timeout)?;
-        if !self.private_addresses && found.iter().any(|address| !is_public(address.ip())) {
+        let may = |address: IpAddr| is_public(address) || self.allowed.iter().any(|range| range.contains(address));
+        if !self.private_addresses && found.iter().any(|address| !may(address.ip())) {
             let what = "is at a private address, to which this daemon makes no requests";
             return Err(ureq::Error::Io(io::Error::new(io::ErrorKind::PermissionDenied, what)));
         }
@@ -208,6 +221,7 @@ mod tests {
         Delivery {
             url,
             secret: Secret::new("a secret of the tests"),
+            also: Vec::new(),
             id: "op_1-after_start".to_owned(),
             at_s: 1_700_000_000,
             body: b"{\"hook\":\"after_start\"}".to_vec(),
@@ -259,6 +273,16 @@ mod tests {
     }
 
     #[test]
+    fn o6_a_secret_that_is_being_replaced_is_signed_with_too() {
+        let mut both = delivery("http://127.0.0.1".to_owned());
+        let new = signature(&both);
+        both.also = vec![Secret::new("the one before")];
+        let old = signature(&Delivery { secret: both.also[0].clone(), also: Vec::new(), ..both.clone() });
+        let old_mac = old.split_once(",v1=").unwrap().1;
+        assert_eq!(signature(&both), format!("{new},v1={old_mac}"));
+    }
+
+    #[test]
     fn redirects_are_not_followed_and_errors_hold_no_secret() {
         for (answer, why, is_down) in [
             ("HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n", "answered 302", false),
@@ -279,6 +303,12 @@ mod tests {
         let closed = agent(&WebhookConfig::default());
         let refused = post(&closed, &delivery("http://localhost:1/".to_owned())).unwrap_err();
         assert!(refused.why.contains("private address") && !refused.is_down, "{refused:?}");
+        let allowed = WebhookConfig { private_ranges: vec!["127.0.0.1".parse().unwrap()], ..WebhookConfig::default() };
+        let (url, heard) = server("HTTP/1.1 204 No Content\r\ncontent-length: 0\r\n\r\n");
+        assert_eq!(post(&agent(&allowed), &delivery(url)), Ok(()), "what is allowed is asked");
+        heard.join().unwrap();
+        let other = post(&agent(&allowed), &delivery("http://127.0.0.2:1/".to_owned())).unwrap_err();
+        assert!(other.why.contains("private address"), "{other:?}");
         let private = [
             "127.0.0.1",
             "10.1.2.3",

@@ -1,6 +1,6 @@
 //! What can go wrong in a store: a closed list.
 
-use viv_core::{SandboxId, SnapshotId, TaskId};
+use viv_core::{SandboxId, SnapshotId, TaskId, WebhookId};
 
 use crate::record::{Lease, Owner, Remembered};
 
@@ -71,6 +71,16 @@ pub enum StoreError {
     TaskConflict {
         /// Which.
         task: TaskId,
+        /// What the change was made from.
+        expected: u64,
+        /// What there is; 0 is none.
+        found: u64,
+    },
+    /// The row of a subscription changed since it was read.
+    #[error("{subscription} has version {found}, not {expected}")]
+    SubscriptionConflict {
+        /// Which.
+        subscription: WebhookId,
         /// What the change was made from.
         expected: u64,
         /// What there is; 0 is none.

@@ -25,6 +25,7 @@ pub mod record;
 mod rules;
 pub mod sqlite;
 pub mod store;
+pub mod subscription;
 pub mod task;
 
 pub use error::StoreError;
@@ -38,4 +39,7 @@ pub use record::{
 pub use rules::{Grant, grant};
 pub use sqlite::SqliteStore;
 pub use store::{Epoch, Store};
+pub use subscription::{
+    LETTERS_DEAD_MAX, LetterQuery, Replay, Settled, Standing, SubscriptionListing, SubscriptionQuery, Subscriptions,
+};
 pub use task::{TaskListing, TaskOutput, TaskQuery};

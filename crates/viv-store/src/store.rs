@@ -19,6 +19,7 @@ use crate::record::{
     ApiKey, Change, Groups, Idempotency, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Remembered,
     ScheduleListing, ScheduleQuery, SnapshotListing, SnapshotQuery,
 };
+use crate::subscription::Subscriptions;
 use crate::task::{TaskListing, TaskOutput, TaskQuery};
 
 type Result<T> = std::result::Result<T, StoreError>;
@@ -37,7 +38,7 @@ pub struct Epoch(pub u64);
 /// - A write with an epoch that is not the latest is `Superseded`.
 /// - Nothing is proportional to the number of records, except where it says so.
 #[async_trait]
-pub trait Store: Send + Sync {
+pub trait Store: Subscriptions + Send + Sync {
     /// Takes the store over, whoever owned it before. The caller has made sure that the previous owner is dead, or
     /// accepts that its writes fail from now on. Answers with the epoch for all writes.
     async fn own(&self, owner: Owner) -> Result<Epoch>;

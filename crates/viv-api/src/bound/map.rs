@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use viv_core::service::{ARGV_MAX, SERVICES_MAX};
 use viv_core::spec::{PAIRS_MAX, PORTS_MAX};
 
-use super::text::{Argument, CommandEnvValue, EnvName, EnvValue, LabelKey, LabelValue, Word};
+use super::text::{Argument, CommandEnvValue, EnvName, EnvValue, EventKind, LabelKey, LabelValue, Word};
 use super::{BoundError, Port};
 use crate::service::Service;
 use crate::task::{TaskEffect, TaskFile, TaskStep};
@@ -114,6 +114,12 @@ bounded!(
     #[derive(Default)]
     TaskSteps(Vec<TaskStep>, "Vec<TaskStep>"),
     "steps", 0, viv_core::task::STEPS_MAX, crate::openapi::list_of_named::<TaskStep>
+);
+bounded!(
+    /// Kinds of events.
+    #[derive(Default)]
+    EventKinds(Vec<EventKind>, "Vec<EventKind>"),
+    "kinds of events", 0, 32, crate::openapi::list::<EventKind>
 );
 bounded!(
     /// Files that come with a task.

@@ -224,6 +224,10 @@ number!(
     KeyLifetimeMs, "a key's lifetime in milliseconds", 60_000, 3_650 * DAY_MS
 );
 number!(
+    /// How long two secrets of a webhook are good beside each other, in milliseconds.
+    SecretOverlapMs, "an overlap in milliseconds", 0, 30 * DAY_MS
+);
+number!(
     /// How many sandboxes a fork makes.
     ForkCount, "a number of forks", 1, viv_core::snapshot::FORKS_MAX as u64
 );

@@ -294,6 +294,12 @@ text!(
     |text| text.parse::<viv_core::ScheduleId>().is_ok()
 );
 text!(
+    /// A webhook's id.
+    WebhookRef, "a webhook's id", 5, 52, "^whk_[a-z0-9]+$", "whk_ and then small letters and digits",
+    "whk_01h2xcejqtf2nbrexx3vqjhp41",
+    |text| text.parse::<viv_core::WebhookId>().is_ok()
+);
+text!(
     /// A task's id.
     TaskRef, "a task's id", 5, 52, "^tsk_[a-z0-9]+$", "tsk_ and then small letters and digits",
     "tsk_01h2xcejqtf2nbrexx3vqjhp41",
@@ -359,6 +365,13 @@ impl SandboxRef {
 impl ScheduleRef {
     /// The id.
     pub fn id(&self) -> viv_core::ScheduleId {
+        self.0.parse().expect("it was checked when it was made")
+    }
+}
+
+impl WebhookRef {
+    /// The id.
+    pub fn id(&self) -> viv_core::WebhookId {
         self.0.parse().expect("it was checked when it was made")
     }
 }

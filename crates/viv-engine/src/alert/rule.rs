@@ -299,6 +299,26 @@ pub static RULES: &[Rule] = &[
         what: "somebody who is needed does not answer, and is left alone for a while",
         helps: "viv doctor",
     },
+    Rule {
+        name: "webhooks_failing",
+        severity: Severity::Warning,
+        measure: Measure::Sum(&family::WEBHOOKS_FAILING),
+        above: 0.0,
+        window_s: 0,
+        for_s: 60,
+        what: "events are not taken by who subscribed to them",
+        helps: "viv webhook ls",
+    },
+    Rule {
+        name: "webhook_dead_letters",
+        severity: Severity::Critical,
+        measure: Measure::Increase(&family::WEBHOOK_EVENTS_DIED),
+        above: 0.0,
+        window_s: QUARTER_S,
+        for_s: 0,
+        what: "events were not taken for so long that nobody tries any more",
+        helps: "viv webhook ls",
+    },
 ];
 
 /// A page that tells them all: a part of `docs/alerts.md` is made of it.

@@ -109,7 +109,14 @@ families! {
 
     BREAKER_OPEN = "viv_breakers_open", Kind::Gauge, ["kind"], "Destinations that are left alone for a while because they fail.";
     BREAKER_OPENED = "viv_breaker_opened_total", Kind::Counter, [], "How often the provider was left alone.";
-    WEBHOOKS = "viv_webhook_deliveries_total", Kind::Counter, ["outcome"], "Tries to deliver a webhook.";
+    WEBHOOKS = "viv_webhook_deliveries_total", Kind::Counter, ["outcome"], "Tries to deliver a webhook of a hook.";
+    WEBHOOK_SUBSCRIPTIONS = "viv_webhook_subscriptions", Kind::Gauge, [], "Subscriptions to events.";
+    WEBHOOKS_FAILING = "viv_webhook_subscriptions_failing", Kind::Gauge, [], "Subscriptions with an event that was tried three times or more and not taken.";
+    WEBHOOK_EVENTS = "viv_webhook_event_deliveries_total", Kind::Counter, ["outcome"], "Tries to deliver an event to a subscription: `delivered`, `refused`, `down`, or `postponed` without asking.";
+    WEBHOOK_EVENTS_WAITING = "viv_webhook_events_waiting", Kind::Gauge, [], "Events that are to be delivered.";
+    WEBHOOK_OLDEST_SECONDS = "viv_webhook_events_oldest_seconds", Kind::Gauge, [], "For how long the oldest of them has waited.";
+    WEBHOOK_EVENTS_DEAD = "viv_webhook_events_dead", Kind::Gauge, [], "Dead letters: events that are not tried any more.";
+    WEBHOOK_EVENTS_DIED = "viv_webhook_events_died_total", Kind::Counter, [], "Events that became dead letters.";
 
     DRIVERS = "viv_drivers", Kind::Gauge, [], "Sandboxes that are being worked on.";
     WATCHED = "viv_watched_instances", Kind::Gauge, [], "Instances whose end is waited for.";

@@ -111,6 +111,7 @@ impl Inner {
                 metrics.set(&family::QUOTA_RATIO, &[quota.name], ratio);
             }
         }
+        self.gather_subscriptions().await?;
         self.gather_parts();
         Ok(())
     }

@@ -1,5 +1,7 @@
 //! The journal: a page, or a stream from a cursor on. Figures are made from it too.
 
+use std::collections::BTreeMap;
+
 use axum::extract::State;
 use axum::http::{HeaderMap, header};
 use viv_api::bound::{EventKind, Sequence};
@@ -8,11 +10,11 @@ use viv_api::event::EventPage;
 use viv_api::header::{EVENT_STREAM, LAST_EVENT_ID};
 use viv_api::path;
 use viv_api::query::{ListEvents, StatsQuery};
-use viv_api::stats::{AgeBucket, QuotaUse, Stats, Target};
+use viv_api::stats::{AgeBucket, ProjectUse, QuotaUse, Stats, Target};
 use viv_core::lifecycle::PhaseName;
 use viv_core::spec::Project;
 use viv_engine::metrics::{Metrics, QuotaUsed, family};
-use viv_store::{Cursor, JournalFilter, JournalLine, ListQuery, PhaseCounts, Sums};
+use viv_store::{Cursor, JournalFilter, JournalLine, ListQuery, PhaseCounts, Quota, Sums};
 
 use super::page_limit;
 use crate::api::{Method, Op, Table};
@@ -32,6 +34,9 @@ const PAGES_MAX: usize = 20;
 
 /// Records read at once for figures.
 const RECORDS: usize = 1_000;
+
+/// Projects that are told with what they use.
+const PROJECTS_MAX: usize = 100;
 
 /// Ages that are told apart: a minute, ten, an hour, six, a day.
 const AGES_MS: [u64; 5] = [60_000, 600_000, 3_600_000, 21_600_000, 86_400_000];
@@ -237,14 +242,18 @@ async fn stats(State(state): State<ServerState>, caller: Caller, Query(query): Q
     };
     let quota = &engine.config().quota;
     let mut sums = Sums::default();
+    let mut by_project: BTreeMap<Project, (u64, Sums)> = BTreeMap::new();
     // In proportion to those that live, which a quota bounds.
     loop {
         let listed = engine.store().list(&asked).await?;
         for record in &listed.items {
-            sums = sums.plus(&Sums::of(&record.spec.limits, &quota.weights));
+            let weighed = Sums::of(&record.spec.limits, &quota.weights);
+            sums = sums.plus(&weighed);
             if record.is_spare() {
                 continue;
             }
+            let (count, of_project) = by_project.entry(record.project.clone()).or_default();
+            (*count, *of_project) = (*count + 1, of_project.plus(&weighed));
             let age_ms = now_ms.saturating_sub(record.created_at_ms);
             let bucket = ages.iter_mut().find(|bucket| bucket.up_to_ms.is_none_or(|up_to_ms| age_ms <= up_to_ms));
             if let Some(bucket) = bucket {
@@ -270,9 +279,21 @@ async fn stats(State(state): State<ServerState>, caller: Caller, Query(query): Q
         lost_total: totals.lost,
         failed_total: totals.failed,
         quotas: QuotaUsed::all(quota, project.is_some(), sum(&all), &sums).iter().map(quota_use).collect(),
+        projects: if project.is_none() { projects(quota, by_project) } else { Vec::new() },
         ages,
         slo,
     }))
+}
+
+/// Those with the most sandboxes.
+fn projects(quota: &Quota, all: BTreeMap<Project, (u64, Sums)>) -> Vec<ProjectUse> {
+    let mut all: Vec<_> = all.into_iter().collect();
+    all.sort_by_key(|(_, (count, _))| std::cmp::Reverse(*count));
+    let told = all.into_iter().take(PROJECTS_MAX).map(|(project, (count, sums))| ProjectUse {
+        project: project.to_string(),
+        quotas: QuotaUsed::all(quota, true, count, &sums).iter().map(quota_use).collect(),
+    });
+    told.collect()
 }
 
 fn quota_use(quota: &QuotaUsed) -> QuotaUse {

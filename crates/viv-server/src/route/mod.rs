@@ -20,6 +20,7 @@ mod select;
 mod snapshots;
 mod spares;
 pub(crate) mod tasks;
+mod webhooks;
 
 use crate::api::{Api, Table};
 use crate::state::ServerState;
@@ -55,6 +56,7 @@ pub(crate) fn tell(table: &mut impl Table) {
     metrics::tell(table);
     cleanup::tell(table);
     spares::tell(table);
+    webhooks::tell(table);
 }
 
 fn page_limit(limit: Option<viv_api::bound::PageLimit>) -> usize {

@@ -14,4 +14,5 @@ mod schemathesis;
 mod services;
 mod snapshots;
 mod tasks;
+mod webhooks;
 mod world;

@@ -22,6 +22,7 @@ mod records;
 mod retention;
 mod schedules;
 mod snapshots;
+mod subscriptions;
 mod tasks;
 mod times;
 
@@ -200,6 +201,15 @@ macro_rules! __store_cases {
                 are_listed_newest_first_by_every_filter,
                 j9_the_oldest_that_ended_are_forgotten,
                 x2_outputs_are_kept_bounded_until_their_sandbox_is_over,
+            }
+            subscriptions {
+                o6_are_kept_and_changed_with_a_line,
+                o6_a_stale_version_conflicts_and_there_is_a_bound,
+                o6_a_place_moves_with_the_letters_or_not_at_all,
+                o6_letters_are_settled_one_by_one,
+                o6_what_is_dead_is_sent_again,
+                o6_everything_after_a_place_is_sent_again,
+                j9_letters_that_died_long_ago_are_forgotten,
             }
             retention {
                 j9_old_lines_are_forgotten,

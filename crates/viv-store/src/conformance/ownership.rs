@@ -9,11 +9,13 @@ use super::executions::started;
 use super::keys::key;
 use super::lab::{MANY, about, change, everything, idempotency, note, owner};
 use super::schedules::schedule;
+use super::subscriptions::subscription;
 use super::tasks::task;
 use crate::error::StoreError;
 use crate::journal::{Cursor, JournalFilter};
 use crate::record::{LeaseKind, Owner};
 use crate::store::{Epoch, Store};
+use crate::subscription::Replay;
 
 pub(super) async fn j8_the_owner_is_told(lab: &Lab) {
     let told = lab.store.owner().await.unwrap();
@@ -49,7 +51,7 @@ fn execution(sandbox: &Sandbox) -> viv_core::execution::Execution {
 async fn writes(store: &dyn Store, epoch: Epoch, sandbox: &Sandbox, token: FencingToken) -> Vec<(&'static str, bool)> {
     let next = Sandbox { version: sandbox.version + 1, ..sandbox.clone() };
     let refused = |answer: Result<(), StoreError>| matches!(answer, Err(StoreError::Superseded));
-    let id = &sandbox.id;
+    let (id, hook) = (&sandbox.id, subscription(1).id);
     vec![
         ("commit", refused(store.commit(epoch, change(&next)).await.map(drop))),
         ("append", refused(store.append(epoch, vec![note(1, "late")]).await.map(drop))),
@@ -70,6 +72,11 @@ async fn writes(store: &dyn Store, epoch: Epoch, sandbox: &Sandbox, token: Fenci
         ("note_executions", refused(store.note_executions(epoch, vec![execution(sandbox)]).await)),
         ("put_execution", refused(store.put_execution(epoch, execution(sandbox), 9).await)),
         ("put_outputs", refused(store.put_outputs(epoch, &sandbox.id, Vec::new(), 9).await)),
+        ("put_subscription", refused(store.put_subscription(epoch, subscription(1), Cursor(0), Vec::new(), 9).await)),
+        ("put_letters", refused(store.put_letters(epoch, &hook, (Cursor(0), Cursor(1)), Vec::new()).await.map(drop))),
+        ("settle_letters", refused(store.settle_letters(epoch, &hook, Vec::new(), Vec::new()).await)),
+        ("replay", refused(store.replay(epoch, &hook, Replay::Dead, 1, note(1, "late")).await.map(drop))),
+        ("remove_subscription", refused(store.remove_subscription(epoch, &hook, note(1, "late")).await.map(drop))),
         ("retain", refused(store.retain(epoch, 99_999, MANY).await.map(drop))),
     ]
 }

@@ -10,6 +10,7 @@ mod executions;
 mod read;
 mod schedules;
 mod snapshots;
+mod subscriptions;
 mod tasks;
 mod write;
 
@@ -24,8 +25,9 @@ use viv_core::lifecycle::Sandbox;
 use viv_core::schedule::Schedule;
 use viv_core::snapshot::Snapshot;
 use viv_core::spec::{Name, Project};
+use viv_core::subscription::{Letter, Subscription};
 use viv_core::task::Task;
-use viv_core::{ExecutionId, FencingToken, SandboxId, ScheduleId, SnapshotId, TaskId};
+use viv_core::{ExecutionId, FencingToken, SandboxId, ScheduleId, SnapshotId, TaskId, WebhookId};
 
 use crate::error::StoreError;
 use crate::execution::{ExecutionListing, ExecutionQuery, KeptBytes};
@@ -88,6 +90,9 @@ struct State {
     task_outputs: BTreeMap<(TaskId, ExecutionId), TaskOutput>,
     executions: BTreeMap<(SandboxId, ExecutionId), Execution>,
     outputs: BTreeMap<(SandboxId, ExecutionId), KeptBytes>,
+    /// Each with its place in the journal.
+    subscriptions: BTreeMap<WebhookId, (Subscription, Cursor)>,
+    letters: BTreeMap<(WebhookId, Cursor), Letter>,
 }
 
 /// A lease, and under which ownership it was taken.

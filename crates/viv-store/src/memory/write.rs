@@ -159,6 +159,7 @@ impl State {
         }
         touched += self.retain_tasks(before_ms, limit - touched);
         touched += self.retain_executions(before_ms, limit - touched);
+        touched += self.retain_letters(before_ms, limit - touched);
         let over =
             self.sandboxes.values_mut().filter(|sandbox| sandbox.is_over() && sandbox.phase_since_ms < before_ms);
         for sandbox in over {

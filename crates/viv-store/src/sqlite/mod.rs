@@ -15,6 +15,7 @@ mod reserve;
 mod schedules;
 mod schema;
 mod snapshots;
+mod subscriptions;
 mod tasks;
 mod threads;
 mod write;

@@ -15,6 +15,7 @@ pub(super) const STEPS: &[&str] = &[
     include_str!("schema_4.sql"),
     include_str!("schema_tasks.sql"),
     include_str!("schema_executions.sql"),
+    include_str!("schema_webhooks.sql"),
 ];
 
 /// Brings a file up to date, each step in one transaction with the number that tells that it was taken.

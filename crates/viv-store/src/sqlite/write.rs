@@ -290,6 +290,7 @@ pub(super) fn retain(db: &Connection, before_ms: u64, limit: usize) -> Result<u6
     }
     left -= super::tasks::retain(db, before_ms, left)?;
     left -= super::executions::retain(db, before_ms, left)?;
+    left -= super::subscriptions::retain(db, before_ms, left)?;
     let old = "SELECT record, active_at FROM sandboxes INDEXED BY sandboxes_to_shrink
                WHERE phase = 'stopped' AND shrunk = 0 AND phase_since < ?1 ORDER BY phase_since LIMIT ?2";
     let mut old = db.prepare_cached(old)?;

@@ -52,6 +52,7 @@ mod terminal;
 mod timeline;
 mod top;
 mod version;
+mod webhook;
 
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
@@ -145,6 +146,8 @@ pub(crate) enum Verb {
     /// Find what belongs to nobody, or is missing, and only tell it
     Audit,
     Reconcile(reconcile::Args),
+    /// Have events sent to URLs: make, list, show, change, remove, test, replay
+    Webhook(webhook::Args),
     /// Make, list and revoke keys
     Key(key::Args),
     Selftest(selftest::Args),
@@ -211,6 +214,7 @@ fn dispatch(verb: Verb, global: &Global) -> anyhow::Result<ExitCode> {
         Verb::Undrain => drain::undrain(&daemon),
         Verb::Audit => reconcile::audit(&daemon),
         Verb::Reconcile(args) => reconcile::run(&args, &daemon),
+        Verb::Webhook(args) => webhook::run(args, &daemon),
         Verb::Key(args) => key::run(args, &daemon),
         Verb::Version | Verb::Selftest(_) => unreachable!("finds its daemon itself, and was done before"),
     }

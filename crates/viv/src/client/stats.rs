@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use viv_api::query::StatsQuery;
-use viv_api::stats::Stats;
+use viv_api::stats::{QuotaUse, Stats};
 
 use super::table::{Facts, Table};
 use super::{Daemon, alerts};
@@ -24,6 +24,16 @@ pub(super) fn run(args: &Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
     daemon.answer(&stats, || alerts::firing(&alerts) + &shown(&stats))
 }
 
+/// A quota's name, and what is in use of it.
+fn in_use(quota: &QuotaUse) -> (String, String) {
+    let amount = |count: u64| match quota.name.as_str() {
+        "memory_bytes" | "disk_bytes" => bytes(count),
+        _ => count.to_string(),
+    };
+    let max = quota.max.map(|max| format!(" of {}", amount(max))).unwrap_or_default();
+    (quota.name.trim_end_matches("_bytes").replace('_', " "), format!("{}{max}", amount(quota.used)))
+}
+
 fn shown(stats: &Stats) -> String {
     let mut facts = Facts::default();
     for (name, count) in [
@@ -40,13 +50,19 @@ fn shown(stats: &Stats) -> String {
         facts.add(name, count.to_string());
     }
     for quota in &stats.quotas {
-        let amount = |count: u64| match quota.name.as_str() {
-            "memory_bytes" | "disk_bytes" => bytes(count),
-            _ => count.to_string(),
-        };
-        let max = quota.max.map(|max| format!(" of {}", amount(max))).unwrap_or_default();
-        let name = quota.name.trim_end_matches("_bytes").replace('_', " ");
-        facts.add(&format!("  {name} in use"), format!("{}{max}", amount(quota.used)));
+        let (name, used) = in_use(quota);
+        facts.add(&format!("  {name} in use"), used);
+    }
+    for project in stats.projects.iter().filter(|_| stats.projects.len() > 1) {
+        let used: Vec<String> = project
+            .quotas
+            .iter()
+            .map(|quota| {
+                let (name, used) = in_use(quota);
+                format!("{name} {used}")
+            })
+            .collect();
+        facts.add(&format!("  in {}", project.project), used.join(", "));
     }
     for (status, count) in &stats.by_status {
         facts.add(&format!("  {status}"), count.to_string());

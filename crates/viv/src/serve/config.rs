@@ -17,6 +17,7 @@ use super::alerts::AlertsPart;
 use super::cleanup::CleanupPart;
 use super::gates::GateText;
 use super::spares::SparesPart;
+use super::webhooks::WebhooksPart;
 
 /// The daemon's part of the configuration file.
 #[derive(Debug, Default, Deserialize)]
@@ -28,6 +29,7 @@ pub(super) struct FileConfig {
     pub(super) retention: RetentionPart,
     pub(super) reconcile: ReconcilePart,
     pub(super) hooks: HooksPart,
+    pub(super) webhooks: WebhooksPart,
     pub(super) alerts: AlertsPart,
     pub(super) cleanup: CleanupPart,
     pub(super) spares: SparesPart,
@@ -147,6 +149,8 @@ impl From<SumsPart> for SumsMax {
 pub(super) struct HooksPart {
     /// Whether webhooks may go to private addresses and to the machine itself.
     pub(super) private_addresses: bool,
+    /// Or to these of them.
+    pub(super) private_ranges: Vec<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -244,6 +248,10 @@ mod tests {
             [reconcile]
             provider_sync_s = 30
             orphan_grace_s = 120
+            [hooks]
+            private_ranges = ["10.0.0.0/8"]
+            [webhooks]
+            attempts_max = 5
             [gates]
             breaker = false
             quota = 50

@@ -15,6 +15,7 @@ mod failpoint;
 mod gates;
 mod owner;
 mod spares;
+mod webhooks;
 
 use std::fs;
 use std::io::Write;
@@ -160,10 +161,11 @@ async fn daemon(
     config.alerts = Some(file.alerts.config()?);
     config.gates.replace(gates::settings(&file.gates, std::env::vars())?);
     config.failpoint = failpoint::from_environment();
-    config.webhooks = Some(viv_server::webhooks(&viv_server::WebhookConfig {
-        private_addresses: file.hooks.private_addresses,
-        authorities_pem: authorities(),
-    }));
+    let guard = webhooks::guard(file.hooks.private_addresses, &file.hooks.private_ranges, authorities())?;
+    config.webhooks = Some(viv_server::webhooks(&guard));
+    let private_places = vec![data.display().to_string(), "/sys/fs/cgroup".to_owned(), "/proc".to_owned()];
+    let (patience, within) = (file.webhooks.patience(), file.webhooks.timeout());
+    config.subscriptions = Some(viv_server::events(&guard, &private_places, patience, within));
     config.inside = Some(viv_server::inside());
     let gates = config.gates.clone();
     for gate in viv_engine::Gate::ALL.into_iter().filter(|gate| !gates.is_on_everywhere(*gate)) {
@@ -179,7 +181,7 @@ async fn daemon(
 
     let build = Build { commit: COMMIT.to_owned(), ..Build::default() };
     let mut setup = ServerConfig { build, ..ServerConfig::default() };
-    setup.private_places = vec![data.display().to_string(), "/sys/fs/cgroup".to_owned(), "/proc".to_owned()];
+    setup.private_places = private_places;
     let rate = &mut setup.bounds.wrong_key_rate;
     rate.burst = file.server.wrong_keys_max.map_or(rate.burst, f64::from);
     rate.per_second = file.server.wrong_keys_per_s.map_or(rate.per_second, f64::from);

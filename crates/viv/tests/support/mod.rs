@@ -5,6 +5,7 @@ pub mod criu;
 pub mod daemon;
 pub mod disk;
 pub mod held;
+pub mod receiver;
 pub mod restart;
 pub mod user;
 
