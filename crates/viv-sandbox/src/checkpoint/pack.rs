@@ -193,7 +193,8 @@ fn unpack_file(from: &Path, to: &Path) -> io::Result<()> {
 
 /// Writes what is not empty: the file has holes everywhere else.
 fn write_sparsely(file: &File, content: &[u8], start: u64) -> io::Result<()> {
-    let is_empty = |page: &[u8]| page.iter().all(|&byte| byte == 0);
+    const EMPTY: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
+    let is_empty = |page: &[u8]| *page == EMPTY[..page.len()];
     let mut from = None;
     for (nth, page) in content.chunks(PAGE_BYTES).enumerate() {
         let at = nth * PAGE_BYTES;

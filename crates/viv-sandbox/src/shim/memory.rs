@@ -34,8 +34,8 @@ use crate::sys::clone::{Forked, die_with, exit_now, fork, leave_session_keyring}
 /// How long the agent lives without us: for as long as a dump of much memory to a slow disk may take.
 const AWAY_MS: u64 = 300_000;
 
-/// An agent that runs on after a dump that failed is back after a second, when it accepts connections again.
-const BACK_WITHIN: Duration = Duration::from_secs(10);
+/// An agent that runs on after a dump is back after a second, when it accepts connections again; on a crowded machine later.
+const BACK_WITHIN: Duration = Duration::from_secs(30);
 
 /// A client that connected at the wrong moment makes a dump fail; hardly ever three times.
 const TRIES_MAX: u32 = 3;
