@@ -170,7 +170,8 @@ impl Shim {
         let index = self.clients.saving();
         let why = if status.exit_status() == Some(0) {
             if let Some(held_for) = order.held_for {
-                return self.hold_dumped(&order, held_for, index);
+                self.hold_dumped(&order, held_for, index);
+                return Ok(Next::Go);
             }
             // All of them are stopped now, so this is how they were.
             match self.note_dumped(&order) {
@@ -216,7 +217,7 @@ impl Shim {
     }
 
     /// It is dumped and runs on, once whoever asked has a copy of its files.
-    fn hold_dumped(&mut self, order: &Order, held_for: Duration, index: Option<usize>) -> io::Result<Next> {
+    fn hold_dumped(&mut self, order: &Order, held_for: Duration, index: Option<usize>) {
         let noted = self.stop_running().and_then(|()| {
             let failed = |error| ShimError::Failed { what: format!("what was dumped cannot be noted: {error}") };
             self.note_dumped(order).map_err(failed)
@@ -232,7 +233,6 @@ impl Shim {
                 Err(error) => client.say(&ShimReply::Error(error)),
             }
         }
-        Ok(Next::Go)
     }
 
     /// Connects again to an agent that was left alone for a dump, as soon as it runs. False when it does not come back.
