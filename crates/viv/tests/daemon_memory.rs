@@ -619,38 +619,6 @@ fn l13_a_damaged_image_is_followed_by_the_files() {
     staged.assert_not_restored(&made, &execution, "damaged");
 }
 
-/// The file of this name in the layers that a daemon keeps.
-fn in_layers(folder: &Path, name: &str) -> Option<PathBuf> {
-    fs::read_dir(folder).ok()?.flatten().find_map(|entry| match entry.file_type().ok()? {
-        kind if kind.is_dir() => in_layers(&entry.path(), name),
-        kind if kind.is_file() && entry.file_name() == name => Some(entry.path()),
-        _ => None,
-    })
-}
-
-#[test]
-fn l13_a_file_changed_under_it_is_followed_by_the_files() {
-    let Some(criu) = criu() else { return };
-    let staged = Staged::new(&criu);
-    let (made, execution) = staged.busy();
-    let hold = "
-import mmap, time
-open('/workspace/held', 'w').write('held by a process' * 1000)
-held = open('/workspace/held', 'rb')
-mapped = mmap.mmap(held.fileno(), 0, prot=mmap.PROT_READ)
-print('it is open and mapped')
-time.sleep(100000)";
-    let holder = start(&staged.daemon, &made.id, &["python3", "-u", "-c", hold]).id;
-    until_more(&staged.daemon, &made.id, &holder, 0);
-    stop(&staged.daemon, &made.id);
-    // Of the same length, so that nobody else finds it strange.
-    let path = in_layers(&staged.daemon.provider_folder().join("layers"), "held").expect("it is saved");
-    let content: Vec<u8> = fs::read(&path).unwrap().iter().map(|byte| byte ^ 1).collect();
-    fs::write(&path, content).unwrap();
-    staged.begin_ensure(&made.id);
-    staged.assert_not_restored(&made, &execution, "/workspace/held was changed since");
-}
-
 #[test]
 fn l13_ids_that_are_taken_are_replaced_by_others() {
     let Some(criu) = criu() else { return };

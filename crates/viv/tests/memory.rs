@@ -352,6 +352,7 @@ while True:
     print(n)
     time.sleep(0.02)
 ";
+    sandbox.run("echo before > /workspace/when").await;
     let counter = sandbox.start(&format!("exec python3 -u -c \"{talk}\"")).await;
     until_more(&ground, &sandbox.instance(), &counter, 0).await;
     let request = SaveRequest { snapshot: SnapshotId::from_bytes(fresh_bytes()), live: true, memory: true };
@@ -363,7 +364,7 @@ while True:
     let before = written(&ground, &sandbox.instance(), &counter).await;
     assert_counts(&until_more(&ground, &sandbox.instance(), &counter, before.len()).await);
     assert_eq!(sandbox.state().await, InstanceState::Running);
-    sandbox.run("echo changed > /workspace/file").await;
+    sandbox.run("echo after > /workspace/when").await;
     // Frozen it is saved too, and stays frozen.
     ground.provider.freeze(&mutation(1, 1), &sandbox.id).await.unwrap();
     let again = SaveRequest { snapshot: SnapshotId::from_bytes(fresh_bytes()), live: true, memory: true };
@@ -380,7 +381,7 @@ while True:
     let copy = counter.copied_into(&other);
     let before = written(&ground, &made.instance, &copy).await;
     assert_counts(&until_more(&ground, &made.instance, &copy, before.len()).await);
-    assert_eq!(ground.run(&made.instance, 1, "cat /workspace/file").await.0, "kept");
+    assert_eq!(ground.run(&made.instance, 1, "cat /workspace/when").await.0, "before\n");
     destroy(&ground, &made.instance).await;
     sandbox.destroy().await;
     ground.assert_nothing_left();

@@ -160,8 +160,9 @@ impl Inner {
             return Err(EngineError::Provider(ProviderError::Unsupported { capability, why }));
         }
         let saved = match (&request.from, source.map(|source| &source.phase)) {
-            (ForkedFrom::Snapshot(snapshot), _) => snapshot,
-            (ForkedFrom::Sandbox(_), Some(Phase::Hibernated { snapshot })) => snapshot,
+            (ForkedFrom::Snapshot(snapshot), _) | (ForkedFrom::Sandbox(_), Some(Phase::Hibernated { snapshot })) => {
+                snapshot
+            }
             // It runs, and is saved with it.
             (ForkedFrom::Sandbox(_), _) => return Ok(()),
         };

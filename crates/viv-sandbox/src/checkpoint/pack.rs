@@ -53,7 +53,7 @@ struct Frames {
     bytes: u64,
     frame_bytes: usize,
     /// How long each frame is, packed.
-    frames: Vec<u64>,
+    packed_bytes: Vec<u64>,
 }
 
 fn threads() -> usize {
@@ -106,7 +106,7 @@ fn pack_file(path: &Path) -> io::Result<()> {
             frames.push(frame.len() as u64);
         }
     }
-    let frames = Frames { bytes, frame_bytes: FRAME_BYTES, frames };
+    let frames = Frames { bytes, frame_bytes: FRAME_BYTES, packed_bytes: frames };
     durable::replace_json_within(&with(path, FRAMES), &frames, FRAMES_BYTES_MAX)?;
     // From here on that is it; it is durable together with everything else.
     fs::remove_file(path)
@@ -159,7 +159,7 @@ pub(crate) fn unpack(from: &Path, to: &Path) -> io::Result<()> {
 
 fn unpack_file(from: &Path, to: &Path) -> io::Result<()> {
     let known: Option<Frames> = durable::read_json_within(&with(from, FRAMES), FRAMES_BYTES_MAX)?;
-    let Frames { bytes, frame_bytes, frames } = known.ok_or(io::ErrorKind::NotFound)?;
+    let Frames { bytes, frame_bytes, packed_bytes: frames } = known.ok_or(io::ErrorKind::NotFound)?;
     let bad = |what: &'static str| io::Error::new(io::ErrorKind::InvalidData, what);
     let count = bytes.div_ceil((frame_bytes as u64).max(1));
     if frame_bytes > FRAME_BYTES || frames.len() as u64 != count {
@@ -193,7 +193,8 @@ fn unpack_file(from: &Path, to: &Path) -> io::Result<()> {
 
 /// Writes what is not empty: the file has holes everywhere else.
 fn write_sparsely(file: &File, content: &[u8], start: u64) -> io::Result<()> {
-    let is_empty = |page: &[u8]| page.iter().all(|&byte| byte == 0);
+    const EMPTY: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
+    let is_empty = |page: &[u8]| *page == EMPTY[..page.len()];
     let mut from = None;
     for (nth, page) in content.chunks(PAGE_BYTES).enumerate() {
         let at = nth * PAGE_BYTES;
@@ -271,7 +272,8 @@ mod tests {
         fs::write(&packed, &whole[..whole.len() - 1]).unwrap();
         assert!(unpack(&from, &to).is_err());
         fs::remove_file(to.join("pages-1.img")).unwrap();
-        fs::write(from.join("pages-1.img.frames"), r#"{"bytes":8388608,"frame_bytes":4194304,"frames":[9]}"#).unwrap();
+        fs::write(from.join("pages-1.img.frames"), r#"{"bytes":8388608,"frame_bytes":4194304,"packed_bytes":[9]}"#)
+            .unwrap();
         assert!(unpack(&from, &to).is_err());
     }
 }

@@ -13,7 +13,7 @@ use crate::layout::InstanceDir;
 use crate::shim::proto::{LINE_BYTES_MAX, ShimError, ShimReply, ShimRequest};
 
 /// How long a shim may take to stop everything, or to let it run and have the agent back.
-const HOLD_WITHIN: Duration = Duration::from_secs(20);
+const HOLD_WITHIN: Duration = Duration::from_secs(40);
 
 /// One request, one reply. For `Wait`, the reply is the end.
 pub(super) async fn ask(dir: &InstanceDir, request: &ShimRequest) -> io::Result<ShimReply> {

@@ -34,8 +34,8 @@ use crate::sys::clone::{Forked, die_with, exit_now, fork, leave_session_keyring}
 /// How long the agent lives without us: for as long as a dump of much memory to a slow disk may take.
 const AWAY_MS: u64 = 300_000;
 
-/// An agent that runs on after a dump that failed is back after a second, when it accepts connections again.
-const BACK_WITHIN: Duration = Duration::from_secs(10);
+/// An agent that runs on after a dump is back after a second, when it accepts connections again; on a crowded machine later.
+const BACK_WITHIN: Duration = Duration::from_secs(30);
 
 /// A client that connected at the wrong moment makes a dump fail; hardly ever three times.
 const TRIES_MAX: u32 = 3;
@@ -170,7 +170,8 @@ impl Shim {
         let index = self.clients.saving();
         let why = if status.exit_status() == Some(0) {
             if let Some(held_for) = order.held_for {
-                return self.hold_dumped(&order, held_for, index);
+                self.hold_dumped(&order, held_for, index);
+                return Ok(Next::Go);
             }
             // All of them are stopped now, so this is how they were.
             match self.note_dumped(&order) {
@@ -216,7 +217,7 @@ impl Shim {
     }
 
     /// It is dumped and runs on, once whoever asked has a copy of its files.
-    fn hold_dumped(&mut self, order: &Order, held_for: Duration, index: Option<usize>) -> io::Result<Next> {
+    fn hold_dumped(&mut self, order: &Order, held_for: Duration, index: Option<usize>) {
         let noted = self.stop_running().and_then(|()| {
             let failed = |error| ShimError::Failed { what: format!("what was dumped cannot be noted: {error}") };
             self.note_dumped(order).map_err(failed)
@@ -232,7 +233,6 @@ impl Shim {
                 Err(error) => client.say(&ShimReply::Error(error)),
             }
         }
-        Ok(Next::Go)
     }
 
     /// Connects again to an agent that was left alone for a dump, as soon as it runs. False when it does not come back.
