@@ -15,7 +15,10 @@ pub use map::{
 };
 pub use number::{
     BackoffMs, CpuBurstUs, CpuMillis, CpuWeight, DiskBytes, ExecutionMs, ForkCount, GenerationNumber, HookMs, IdleMs,
-    IoBps, KeyLifetimeMs, LifetimeMs, ListDepth, LogBytes, MemoryBytes, MomentMs, Offset, OpenFiles, OutputBytes, PageLimit, Port, Processes, QueueMs, ReadyMs, ReportedSteps, ReportsMax, Restarts, RunNumber, RunningMax, SecretOverlapMs, Sequence, Signal, SnapshotsAgeMs, SnapshotsMax, StepNumber, TailLines, TaskMs, TerminalSide, TtlMs, WaitMs,
+    IoBps, KeyLifetimeMs, LifetimeMs, ListDepth, LogBytes, MemoryBytes, MomentMs, Offset, OpenFiles, OutputBytes,
+    PageLimit, Port, Processes, QueueMs, ReadyMs, ReportedSteps, ReportsMax, Restarts, RunNumber, RunningMax,
+    SecretOverlapMs, Sequence, Signal, SnapshotsAgeMs, SnapshotsMax, StepNumber, TailLines, TaskMs, TerminalSide,
+    TtlMs, WaitMs,
 };
 pub use text::{
     Argument, CommandEnvValue, ComponentName, CronText, Cursor, EffectName, EnvName, EnvValue, EventKind, FileMode,

@@ -8,7 +8,7 @@ use utoipa::{PartialSchema, ToSchema};
 
 use crate::{
     alert, bound, checkpoint, cleanup, daemon, diagnosis, error, event, execution, file, key, limits, page, reconcile,
-        resources, sandbox, schedule, service, snapshot, spare, stats, subscription, task,
+    resources, sandbox, schedule, service, snapshot, spare, stats, subscription, task,
 };
 
 /// A whole number with a range. The format is told so that clients pick a type that holds it.
@@ -145,7 +145,8 @@ macro_rules! all {
 pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
     use bound::{
         ComponentName, Cursor, EventKind, FileMode, GenerationNumber, IdempotencyKey, KeyId, LabelFilter, LeaseName,
-        ListDepth, LogBytes, MomentMs, Offset, PageLimit, Path, SandboxName, SandboxRef, ScheduleRef, SearchText, Sequence, SnapshotRef, StepNumber, TailLines, TaskRef, UserName, WaitMs, WebhookRef,
+        ListDepth, LogBytes, MomentMs, Offset, PageLimit, Path, SandboxName, SandboxRef, ScheduleRef, SearchText,
+        Sequence, SnapshotRef, StepNumber, TailLines, TaskRef, UserName, WaitMs, WebhookRef,
     };
     all![
         ComponentName,
