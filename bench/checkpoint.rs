@@ -113,7 +113,7 @@ struct Ours {
 
 impl Bench {
     async fn ours(&self, mib: usize) -> Ours {
-        let (mut saves, mut lives, mut stills, mut restores) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut ended, mut lives, mut stills, mut restores) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (mut bytes, mut plain_bytes) = (0, 0);
         for _ in 0..ROUNDS {
             let sandbox = SandboxId::from_bytes(fresh());
@@ -135,7 +135,7 @@ impl Bench {
 
             let started = Instant::now();
             let saved = self.save(&sandbox, false).await;
-            saves.push(started.elapsed());
+            ended.push(started.elapsed());
             (bytes, plain_bytes) = weigh(&self.data.join("memory").join(saved.id.as_str()).join("kept/images"));
             self.provider.destroy(&mutation(), &sandbox).await.unwrap();
             sync();
@@ -155,7 +155,7 @@ impl Bench {
             }
             sync();
         }
-        let (save, live, still, restore) = (median(saves), median(lives), median(stills), median(restores));
+        let (save, live, still, restore) = (median(ended), median(lives), median(stills), median(restores));
         Ours { save, live, still, restore, bytes, plain_bytes }
     }
 
@@ -188,10 +188,11 @@ fn weigh(images: &Path) -> (u64, u64) {
         let entry = entry.unwrap();
         let (name, found) = (entry.file_name().into_string().unwrap(), entry.metadata().unwrap());
         bytes += found.blocks() * 512;
-        if name.ends_with(".frames") {
+        let ending = Path::new(&name).extension().and_then(|ending| ending.to_str());
+        if ending == Some("frames") {
             let frames: serde_json::Value = serde_json::from_slice(&fs::read(entry.path()).unwrap()).unwrap();
             plain += frames["bytes"].as_u64().unwrap();
-        } else if !name.ends_with(".zst") {
+        } else if ending != Some("zst") {
             plain += found.blocks() * 512;
         }
     }

@@ -164,7 +164,7 @@ fn launch(agent: &'static Agent, execution: &Arc<Execution>, spec: &ExecSpec) ->
 
 fn make_dir(agent: &Agent, execution: &Execution) -> std::result::Result<(), NotStarted> {
     use std::os::unix::fs::DirBuilderExt;
-    match std::fs::DirBuilder::new().mode(0o700).create(&execution.dir()) {
+    match std::fs::DirBuilder::new().mode(0o700).create(execution.dir()) {
         Err(cause) if cause.kind() == std::io::ErrorKind::AlreadyExists => Err(NotStarted::Refused(error(
             ErrorCode::Conflict,
             format!("{} ran here before this agent did", execution.id()),
@@ -178,7 +178,7 @@ fn make_dir(agent: &Agent, execution: &Execution) -> std::result::Result<(), Not
     if agent.origin.keeper == Keeper::Seen {
         // With what is in it: root inside sees it open, but may not open it again.
         let id = Some(agent.config.keeper_id);
-        std::os::unix::fs::chown(&execution.dir(), id, id).map_err(refuse_io("directory for its output"))?;
+        std::os::unix::fs::chown(execution.dir(), id, id).map_err(refuse_io("directory for its output"))?;
     }
     Ok(())
 }

@@ -100,7 +100,7 @@ impl Executions {
     /// It could not even be tried, so its id is free again.
     pub(crate) fn withdraw(&self, execution: &Execution) {
         lock(&self.known).by_id.remove(&execution.id());
-        let _ = std::fs::remove_dir_all(&execution.dir());
+        let _ = std::fs::remove_dir_all(execution.dir());
     }
 
     pub(crate) fn get(&self, id: &ExecutionId) -> Result<Arc<Execution>> {
@@ -309,7 +309,7 @@ impl Executions {
 }
 
 fn remove_output(execution: &Arc<Execution>) {
-    if let Err(cause) = std::fs::remove_dir_all(&execution.dir()) {
+    if let Err(cause) = std::fs::remove_dir_all(execution.dir()) {
         say(&format!("output of {} not removed: {cause}", execution.id()));
     }
 }
