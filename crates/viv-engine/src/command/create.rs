@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use viv_core::lifecycle::{Actor, NewSandbox, Sandbox};
+use viv_core::planted::{Planted, is_planted};
 use viv_core::spec::{Name, Policy, Project, SandboxSpec, check_pairs};
 use viv_core::{SandboxId, SnapshotId};
 use viv_store::{Change, Idempotency, StoreError};
@@ -77,6 +78,7 @@ impl Engine {
             at_ms: at.now_ms,
             made: None,
         });
+        let idempotency = idempotency.filter(|_| !is_planted(Planted::KeyForgotten));
         let made = id.clone();
         let named = name.clone();
         let new = NewSandbox { id, project: project.clone(), name, spec, policy, labels, origin: snapshot, by };
