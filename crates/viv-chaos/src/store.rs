@@ -284,12 +284,14 @@ impl Store for FaultyStore {
 
     async fn commit(&self, epoch: Epoch, change: Change) -> Result<Cursor> {
         let changes = [change.clone()];
-        self.write("commit", epoch, self.watched(&changes, self.truth.commit(epoch, change))).await
+        let committed = Box::pin(self.watched(&changes, self.truth.commit(epoch, change)));
+        self.write("commit", epoch, committed).await
     }
 
     async fn commit_all(&self, epoch: Epoch, changes: Vec<Change>) -> Result<Cursor> {
         let all = changes.clone();
-        self.write("commit_all", epoch, self.watched(&all, self.truth.commit_all(epoch, changes))).await
+        let committed = Box::pin(self.watched(&all, self.truth.commit_all(epoch, changes)));
+        self.write("commit_all", epoch, committed).await
     }
 
     async fn put_snapshot(&self, epoch: Epoch, row: Snapshot, lines: Vec<NewLine>) -> Result<Cursor> {

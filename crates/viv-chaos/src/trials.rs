@@ -215,9 +215,9 @@ impl Yard {
             by: somebody(),
             body_hash: None,
         };
-        let made = self.engine.create_task(CreateTask { new, keyed: false }).await.expect("a task").task;
+        let task = self.engine.create_task(CreateTask { new, keyed: false }).await.expect("a task").task;
         let runs = |task: &Task| task.times.started_at_ms.is_some() || task.state.is_final();
-        self.engine.wait_task(&made.id, LONG, runs).await.expect("an answer")
+        self.engine.wait_task(&task.id, LONG, runs).await.expect("an answer")
     }
 
     async fn over(&self, task: &Task, within: Duration) -> Task {

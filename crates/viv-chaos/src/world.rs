@@ -99,7 +99,7 @@ impl Report {
 pub fn run(plan: &Plan) -> Result<Report, Violation> {
     checks();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-    runtime.expect("a runtime without I/O").block_on(async { World::new(plan).await.live().await })
+    runtime.expect("a runtime without I/O").block_on(async { Box::pin(World::new(plan).await.live()).await })
 }
 
 /// What clients know of a sandbox because they were answered.
@@ -296,7 +296,7 @@ impl<'p> World<'p> {
                 self.happen().await?;
                 self.check().await?;
             }
-            if self.plan.rests { self.rest().await } else { Ok(()) }
+            if self.plan.rests { Box::pin(self.rest()).await } else { Ok(()) }
         };
         if let Err((name, what)) = lived.await {
             return Err(self.violation(name, what).await);
@@ -629,7 +629,7 @@ impl<'p> World<'p> {
         let lines = at_once(self.store.truth.journal(cursor, &JournalFilter::default(), 5)).await.unwrap_or_default();
         holds("nothing-is-recorded", lines.is_empty(), || format!("{lines:?}"))?;
         self.report.trace = self.trace().await;
-        self.go_straight().await
+        Box::pin(self.go_straight()).await
     }
 
     /// A hash of the whole journal and of all that was done: the same for the same seed.
