@@ -1,10 +1,12 @@
 //! Runs the worlds of some seeds, and tells what was found: `make simulate SEEDS=0..5000`, or `SEEDS=14` for one.
 //!
+//! `STORE=sqlite` has them record in the store that ships, in a file in memory.
+//!
 //! Ends with one line: worlds, steps, faults by kind, checks, violations. Fails when there were any.
 
 use std::process::ExitCode;
 
-use viv_chaos::{Plan, shrink, sweep};
+use viv_chaos::{Plan, StoreKind, shrink, sweep_of};
 
 /// How many worlds there are when nothing is said.
 const SEEDS: u64 = 5_000;
@@ -22,9 +24,18 @@ fn main() -> ExitCode {
     };
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let workers = std::env::var("VIV_SIM_WORKERS").ok().and_then(|text| number(&text)).unwrap_or(processors as u64);
-    let found = sweep(seeds, workers, |violation| println!("{violation}"));
+    let store = match std::env::var("VIV_SIM_STORE").as_deref() {
+        Ok("sqlite") => StoreKind::Sqlite,
+        Ok("" | "memory") | Err(_) => StoreKind::Memory,
+        Ok(other) => {
+            eprintln!("there is no store {other}: memory, or sqlite");
+            return ExitCode::from(2);
+        }
+    };
+    let plan = |seed| Plan { store, ..Plan::of(seed) };
+    let found = sweep_of(seeds, workers, plan, |violation| println!("{violation}"));
     if let Some(first) = found.violations.first() {
-        let (plan, smaller) = shrink(&Plan::of(first.seed), first.clone());
+        let (plan, smaller) = shrink(&plan(first.seed), first.clone());
         println!("\n{smaller}");
         let (deeds, troubles) = (&plan.without.deeds, &plan.without.troubles);
         println!("also without {deeds:?} and {troubles:?}, {} % of calls going wrong:", plan.faults_percent);

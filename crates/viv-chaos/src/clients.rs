@@ -4,18 +4,21 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use tokio::time::Instant;
 use viv_core::exec::ExecSpec;
 use viv_core::hook::{Hook, HookAction, HookPoint, OnFailure};
-use viv_core::lifecycle::{Desired, EVIDENCE_MS_MAX, EntryKind, Finding, Status};
+use viv_core::lifecycle::{Desired, EVIDENCE_MS_MAX, EntryKind, Finding, FreezeStep, Phase, Status};
 use viv_core::service::{Readiness, Restart, RestartPolicy, ServiceSpec};
-use viv_core::spec::{Policy, Project, SandboxSpec};
-use viv_core::{EndCause, Generation, SandboxId, SnapshotId};
+use viv_core::spec::{Hibernate, Policy, Project, SandboxSpec};
+use viv_core::{EndCause, Generation, SandboxId, SnapshotId, TaskId};
 use viv_engine::{CreateRequest, Engine, EngineError, Handle, KeyedBy, View, Which};
 use viv_provider::{DeadlineChange, FileWrite, InstanceRef, InstanceState, Provider, ResourceLimits};
 use viv_store::{ListQuery, Store};
 
+use crate::at_once::at_once;
 use crate::faulty::Damage;
 use crate::invariants::{Found, holds};
 use crate::plan::{Deed, Trouble};
@@ -37,6 +40,10 @@ pub(crate) enum Told {
     All(Vec<SandboxId>),
     /// That its handle is good for this generation, and which one it had asked for.
     Handle(Option<Generation>, Generation),
+    /// That it can be used, which rested when it was asked for, and nobody else could have woken.
+    Woken,
+    /// That this task is to stop, in this run.
+    Stopping(TaskId, u32),
     /// That this file was written.
     Written(String),
     /// That it was done.
@@ -51,6 +58,8 @@ pub(crate) struct Answer {
     was_ended: bool,
     was_draining: Option<bool>,
     drains: u64,
+    /// Since when the daemon was there that was asked.
+    began: Instant,
     told: Result<Told, EngineError>,
 }
 
@@ -73,11 +82,13 @@ impl World<'_> {
         let slow = matches!(deed, Deed::Snapshot | Deed::Fork | Deed::RemoveSnapshot | Deed::ExecuteWaking);
         let waits = !(slow || self.swarm.has(Trouble::Races) && self.rng.chance(50));
         self.tell(&format!("{} {}", deed.word(), id.as_ref().map(ToString::to_string).unwrap_or_default()));
-        let answers = self.answers.clone();
+        let (answers, pending, began) = (self.answers.clone(), self.pending.clone(), self.began);
+        pending.fetch_add(1, Ordering::SeqCst);
         // In a task of its own, as a server has it: whoever asked may go away.
         let task = tokio::spawn(async move {
             let told = asked.await;
-            let answer = Answer { deed, id, was_ended, was_draining, drains, told };
+            pending.fetch_sub(1, Ordering::SeqCst);
+            let answer = Answer { deed, id, was_ended, was_draining, drains, began, told };
             answers.lock().unwrap_or_else(PoisonError::into_inner).push(answer);
         });
         if waits {
@@ -114,6 +125,8 @@ impl World<'_> {
                 return Ok(());
             }
             Deed::Drain | Deed::Undrain => return self.drain(deed).await,
+            Deed::Task => return self.run_task().await,
+            Deed::StopTask | Deed::ContinueTask => return self.turn_task(deed).await,
             Deed::RunSchedule | Deed::RemoveSchedule => return self.schedules(deed).await,
             Deed::RemoveSnapshot => return self.remove_snapshot().await,
             _ => {}
@@ -121,6 +134,9 @@ impl World<'_> {
         let Some(id) = self.someone() else { return Ok(()) };
         if matches!(deed, Deed::Rollback | Deed::Reset | Deed::Discard) {
             self.known.entry(id.clone()).or_default().went_back = true;
+        }
+        if deed == Deed::Schedule {
+            self.known.entry(id.clone()).or_default().wakes_itself = true;
         }
         match deed {
             Deed::Read => self.read(&id).await,
@@ -227,7 +243,7 @@ impl World<'_> {
         self.ask(deed, None, asked).await
     }
 
-    fn policy(&mut self) -> Policy {
+    pub(crate) fn policy(&mut self) -> Policy {
         let short = self.swarm.has(Trouble::ShortLives) && self.rng.chance(30);
         let lifetime_ms = if short { 60_000 + self.rng.below(120_000) } else { 12 * 3_600_000 };
         let persistent = self.rng.chance(50);
@@ -236,10 +252,12 @@ impl World<'_> {
         let window_ms =
             |rng: &mut Rng| if idles && rng.chance(50) { 5_000 + rng.below(80_000) } else { 24 * 3_600_000 };
         let (idle_ms, hibernate_ms) = (window_ms(&mut self.rng), window_ms(&mut self.rng));
-        Policy { persistent, lifetime_ms, idle_ms, hibernate_ms, ..Policy::default_for(None) }
+        let memory = self.swarm.has(Trouble::Memory) && self.rng.chance(50);
+        let hibernate = if memory { Hibernate::Memory } else { Hibernate::Filesystem };
+        Policy { persistent, lifetime_ms, idle_ms, hibernate_ms, hibernate, ..Policy::default_for(None) }
     }
 
-    fn spec(&mut self) -> SandboxSpec {
+    pub(crate) fn spec(&mut self) -> SandboxSpec {
         let mut spec = SandboxSpec::default();
         if self.swarm.has(Trouble::Services) && self.rng.chance(50) {
             for name in ["web", "db"].iter().take(1 + self.rng.below(2) as usize) {
@@ -257,7 +275,7 @@ impl World<'_> {
                 };
                 spec.services.push(ServiceSpec {
                     name: name.parse().expect("a name"),
-                    argv: argv(&["sleep", &runs_s.to_string()]),
+                    argv: argv(&["/bin/sleep", &runs_s.to_string()]),
                     env: BTreeMap::new(),
                     cwd: None,
                     user: None,
@@ -274,9 +292,9 @@ impl World<'_> {
                     continue;
                 }
                 let words: &[&str] = match self.rng.below(4) {
-                    0 => &["sleep", "1"],
-                    1 if point == HookPoint::BeforeStop => &["sleep", "10"],
-                    1 if self.rng.chance(20) => &["sh", "-c", "exit 1"],
+                    0 => &["/bin/sleep", "1"],
+                    1 if point == HookPoint::BeforeStop => &["/bin/sleep", "10"],
+                    1 if self.rng.chance(20) => &["/bin/sh", "-c", "exit 1"],
                     _ => &["echo", "done"],
                 };
                 let on_failure = if self.rng.chance(30) { OnFailure::Abort } else { OnFailure::Ignore };
@@ -290,7 +308,7 @@ impl World<'_> {
     /// What is read is checked as a client would, and that it was only read.
     async fn read(&mut self, id: &SandboxId) -> Found {
         let engine = self.engine();
-        let before = (self.store.truth.get(id).await.ok().flatten(), *self.store.tail().borrow());
+        let before = (at_once(self.store.truth.get(id)).await.ok().flatten(), *self.store.tail().borrow());
         let mutations = self.provider.mutations();
         // The store in memory does not wait, so nothing happens between, unless the daemon is dead.
         let (project, which) = (Project::default(), Which::Id(id.clone()));
@@ -301,7 +319,7 @@ impl World<'_> {
             view = read => view,
             () = line.has_been_cut() => return Ok(()),
         };
-        let after = (self.store.truth.get(id).await.ok().flatten(), *self.store.tail().borrow());
+        let after = (at_once(self.store.truth.get(id)).await.ok().flatten(), *self.store.tail().borrow());
         let same = before == after && mutations == self.provider.mutations();
         holds("reads-change-nothing", same, || format!("{id} was read, and {before:?} became {after:?}"))?;
         let Ok(view) = view else { return Ok(()) };
@@ -311,7 +329,7 @@ impl World<'_> {
     /// Something is shown to somebody.
     async fn shown(&mut self, view: &View) -> Found {
         let id = &view.sandbox.id;
-        let now = self.store.truth.get(id).await.ok().flatten();
+        let now = at_once(self.store.truth.get(id)).await.ok().flatten();
         let version = now.as_ref().map(|record| record.version);
         holds("durable-before-answer", version >= Some(view.sandbox.version), || {
             format!("{id} was shown at version {}, and is at {version:?}", view.sandbox.version)
@@ -350,9 +368,10 @@ impl World<'_> {
         // A handle may be generations behind: a client renews it now and then.
         let asked = self.known.get(id).and_then(|known| known.handle).filter(|_| self.rng.chance(70));
         let seconds = (1 + self.rng.below(40)).to_string();
-        let words = if deed == Deed::Work { argv(&["sleep", &seconds]) } else { argv(&["echo", "hello"]) };
+        let words = if deed == Deed::Work { argv(&["/bin/sleep", &seconds]) } else { argv(&["echo", "hello"]) };
         let spec = ExecSpec { argv: words, limit_ms: Some(300_000), ..ExecSpec::default() };
         let sandbox = id.clone();
+        let rests = deed != Deed::ExecuteWaking && self.rests(id).await;
         let asked = async move {
             if deed == Deed::ExecuteWaking {
                 engine.ensure(&sandbox, EntryKind::Ensure, somebody()).await?;
@@ -361,13 +380,24 @@ impl World<'_> {
             let handle = hold(&engine, &sandbox, asked).await?;
             // That it does not run after all is for the client to find out; the handle was good.
             let _ = handle.execute(&handle.new_execution(), &spec).await;
+            if rests {
+                return Ok(Told::Woken);
+            }
             Ok(Told::Handle(asked, handle.generation()))
         };
         self.ask(deed, Some(id), asked).await
     }
 
+    /// Whether it rests, and nobody is there who could wake it but who asks now.
+    async fn rests(&self, id: &SandboxId) -> bool {
+        let Ok(Some(record)) = at_once(self.store.truth.get(id)).await else { return false };
+        let rests = matches!(record.phase, Phase::Hibernated { .. } | Phase::Frozen { step: FreezeStep::Done });
+        let alone = self.pending.load(Ordering::SeqCst) == 0 && !self.known.get(id).is_some_and(|it| it.wakes_itself);
+        rests && alone && record.entry.is_none() && !self.swarm.has(Trouble::Races)
+    }
+
     async fn kill_service(&mut self, id: &SandboxId) -> Found {
-        let Ok(Some(record)) = self.store.truth.get(id).await else { return Ok(()) };
+        let Ok(Some(record)) = at_once(self.store.truth.get(id)).await else { return Ok(()) };
         let Some(run) = record.services.values().next().cloned() else { return Ok(()) };
         let (engine, sandbox) = (self.engine(), id.clone());
         let asked = async move {
@@ -402,7 +432,7 @@ impl World<'_> {
 
     /// An answer is heard.
     pub(crate) async fn hear(&mut self, answer: Answer) -> Found {
-        let Answer { deed, id, was_ended, was_draining, drains, told } = answer;
+        let Answer { deed, id, was_ended, was_draining, drains, began, told } = answer;
         let name = id.as_ref().map(ToString::to_string).unwrap_or_default();
         if let Ok(Told::View(view)) = &told {
             self.shown(view).await?;
@@ -460,6 +490,12 @@ impl World<'_> {
                 let expected = matches!(error, EngineError::Store(_) | EngineError::ShuttingDown);
                 holds("delete-is-legal", expected, || format!("a delete of {name} was refused: {error}"))?;
             }
+            (_, Ok(Told::Woken)) => {
+                holds("a-reconnect-joins", false, || {
+                    format!("{name} rested, and was woken by who came with a handle")
+                })?;
+            }
+            (_, Ok(Told::Stopping(task, run))) => self.heard_stop(task, *run).await?,
             (_, Ok(Told::Written(path))) => {
                 if let Some(id) = id {
                     self.known.entry(id).or_default().written.push(path.clone());
@@ -470,6 +506,11 @@ impl World<'_> {
                     format!("{name}: a handle to {asked:?} was given {got}")
                 })?;
                 if let Some(id) = id {
+                    let instance = InstanceRef { sandbox: id.clone(), generation: *got };
+                    let probed = self.provider.probed_at(&instance);
+                    holds("probed-before-use", probed >= Some(began), || {
+                        format!("{instance} was handed out, and not probed since the daemon began: {probed:?}")
+                    })?;
                     self.known.entry(id).or_default().handle = Some(*got);
                 }
             }
@@ -483,7 +524,7 @@ impl World<'_> {
             }
             (Deed::Fork, Ok(Told::All(made))) => {
                 for id in made {
-                    let there = self.store.truth.get(id).await.ok().flatten().is_some();
+                    let there = at_once(self.store.truth.get(id)).await.ok().flatten().is_some();
                     holds("forks-are-all-there", there, || format!("{id} of {made:?} is not there"))?;
                 }
             }

@@ -7,9 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tokio::time::Instant;
 use viv_core::exec::{ExecSpec, ExecStatus, TtySize};
 use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked};
-use viv_core::{EndCause, ExecutionId, Generation, Identity, OwnerMark, RequestId, SandboxId, SnapshotId};
+use viv_core::{
+    EndCause, ExecutionId, FencingToken, Generation, Identity, OwnerMark, RequestId, SandboxId, SnapshotId,
+};
 use viv_provider::sim::SimProvider;
 use viv_provider::{
     ByteReader, Capabilities, Deadline, DeadlineChange, Dialled, DiskUsage, Ended, FileWrite, InstanceRef,
@@ -70,8 +73,27 @@ struct Chance {
     troubles: Vec<Trouble>,
     counts: BTreeMap<Trouble, u64>,
     listings: VecDeque<Page>,
+    /// The greatest token under which something of each sandbox was changed.
+    tokens: BTreeMap<SandboxId, FencingToken>,
+    /// Somebody with a lesser one came after that, and was let in.
+    overtaken: Option<String>,
+    /// When each instance was last probed, or was to be.
+    probed: BTreeMap<InstanceRef, Instant>,
+    /// When each sandbox was first in a listing that somebody got, and in how many it was.
+    listed: BTreeMap<SandboxId, (Instant, u64)>,
     /// In which generations a command was started.
     starts: BTreeMap<ExecutionId, BTreeSet<Generation>>,
+}
+
+impl Chance {
+    /// A change was let in.
+    fn took(&mut self, sandbox: &SandboxId, token: FencingToken) {
+        let highest = self.tokens.entry(sandbox.clone()).or_insert(token);
+        if token < *highest {
+            self.overtaken = Some(format!("{sandbox} was changed under {token:?}, and before under {highest:?}"));
+        }
+        *highest = token.max(*highest);
+    }
 }
 
 /// A provider in which things go wrong. Clones share their state, but for the line.
@@ -85,6 +107,8 @@ pub struct FaultyProvider {
     silent: Arc<AtomicBool>,
     partial: Arc<AtomicBool>,
     stale: Arc<Mutex<Stale>>,
+    unheard: Arc<AtomicU64>,
+    script: Arc<Mutex<Script>>,
 }
 
 /// Listings as they were some listings ago, when a test asks for that.
@@ -93,6 +117,17 @@ struct Stale {
     fail: bool,
     by: usize,
     told: VecDeque<Page>,
+}
+
+/// Listings and ends that go wrong by their number, to try each of them and not only those that are drawn.
+#[derive(Debug, Default)]
+struct Script {
+    listings: u64,
+    ends: u64,
+    /// Which listings are older, and by how many.
+    stale: BTreeMap<u64, usize>,
+    /// Which ends nobody hears of.
+    unheard: BTreeSet<u64>,
 }
 
 impl FaultyProvider {
@@ -109,6 +144,10 @@ impl FaultyProvider {
             troubles,
             counts: BTreeMap::new(),
             listings: VecDeque::new(),
+            tokens: BTreeMap::new(),
+            overtaken: None,
+            probed: BTreeMap::new(),
+            listed: BTreeMap::new(),
             starts: BTreeMap::new(),
         };
         Self {
@@ -120,6 +159,8 @@ impl FaultyProvider {
             silent: Arc::default(),
             partial: Arc::default(),
             stale: Arc::default(),
+            unheard: Arc::default(),
+            script: Arc::default(),
         }
     }
 
@@ -137,6 +178,26 @@ impl FaultyProvider {
     pub(crate) fn started_twice(&self) -> Option<ExecutionId> {
         let chance = lock(&self.chance);
         chance.starts.iter().find(|(_, generations)| generations.len() > 1).map(|(execution, _)| execution.clone())
+    }
+
+    /// A change by somebody who was superseded.
+    pub(crate) fn overtaken(&self) -> Option<String> {
+        lock(&self.chance).overtaken.clone()
+    }
+
+    /// When it was last probed, or was to be.
+    pub(crate) fn probed_at(&self, instance: &InstanceRef) -> Option<Instant> {
+        lock(&self.chance).probed.get(instance).copied()
+    }
+
+    /// When it was first in a listing that somebody got, and in how many it was.
+    pub(crate) fn listed(&self, sandbox: &SandboxId) -> Option<(Instant, u64)> {
+        lock(&self.chance).listed.get(sandbox).copied()
+    }
+
+    /// How many calls went nowhere because nobody was there.
+    pub fn unheard(&self) -> u64 {
+        self.unheard.load(Ordering::SeqCst)
     }
 
     /// Whether no call arrives at all, as on a machine that is too busy for anything.
@@ -179,6 +240,17 @@ impl FaultyProvider {
     /// The provider without its faults, to see what is really there.
     pub fn truth(&self) -> &SimProvider {
         &self.inner
+    }
+
+    /// These listings are older, by so many, and of these ends nobody hears; both are counted from 0.
+    pub fn misbehave(&self, stale: BTreeMap<u64, usize>, unheard: BTreeSet<u64>) {
+        *lock(&self.script) = Script { stale, unheard, ..Script::default() };
+    }
+
+    /// How many listings and waits for an end there were since [`Self::misbehave`].
+    pub fn counted(&self) -> (u64, u64) {
+        let script = lock(&self.script);
+        (script.listings, script.ends)
     }
 
     /// How many changes of instances were asked of it.
@@ -227,6 +299,7 @@ impl FaultyProvider {
 
     fn fault(&self) -> Option<Fault> {
         if self.silent.load(Ordering::SeqCst) {
+            self.unheard.fetch_add(1, Ordering::SeqCst);
             return Some(Fault::Lost);
         }
         match self.trouble(&TROUBLES[..5])? {
@@ -281,13 +354,40 @@ impl FaultyProvider {
         }
     }
 
-    async fn mutate<T, F>(&self, call: impl Fn(SimProvider) -> F) -> Result<T>
+    async fn mutate<T, F>(
+        &self,
+        (sandbox, token): (SandboxId, FencingToken),
+        call: impl Fn(SimProvider) -> F,
+    ) -> Result<T>
     where
         T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
     {
         self.mutations.fetch_add(1, Ordering::SeqCst);
-        self.through(call).await
+        self.through(|inner| {
+            let (call, chance, sandbox) = (call(inner), self.chance.clone(), sandbox.clone());
+            async move {
+                let answer = call.await;
+                if answer.is_ok() {
+                    lock(&chance).took(&sandbox, token);
+                }
+                answer
+            }
+        })
+        .await
+    }
+
+    /// By how many this listing is older than it should be.
+    fn scripted_age(&self) -> Option<usize> {
+        let mut script = lock(&self.script);
+        script.listings += 1;
+        script.stale.get(&(script.listings - 1)).copied()
+    }
+
+    fn is_scripted_unheard(&self) -> bool {
+        let mut script = lock(&self.script);
+        script.ends += 1;
+        script.unheard.contains(&(script.ends - 1))
     }
 
     /// The agent is asked: what hangs never answers.
@@ -343,7 +443,7 @@ impl Provider for FaultyProvider {
             lock(&self.damage).remove(sandbox);
         }
         let (mutation, sandbox, owner, spec) = (mutation.clone(), sandbox.clone(), owner.clone(), spec.clone());
-        self.mutate(move |inner| {
+        self.mutate((sandbox.clone(), mutation.token), move |inner| {
             let (mutation, sandbox, owner, spec) = (mutation.clone(), sandbox.clone(), owner.clone(), spec.clone());
             async move { inner.create(&mutation, &sandbox, &owner, &spec).await }
         })
@@ -379,7 +479,12 @@ impl Provider for FaultyProvider {
                 }
                 page = self.as_it_was(page)?;
                 let trouble = if self.partial.load(Ordering::SeqCst) { Some(Trouble::PartialListing) } else { trouble };
-                match trouble {
+                if is_first && let Some(age) = self.scripted_age() {
+                    let chance = lock(&self.chance);
+                    let at = chance.listings.len().saturating_sub(1 + age);
+                    return Ok(chance.listings.get(at).cloned().unwrap_or(page));
+                }
+                let listed = match trouble {
                     Some(Trouble::PartialListing) => {
                         page.items.truncate(page.items.len() / 2);
                         page.unreadable.push("simulated".to_owned());
@@ -393,13 +498,18 @@ impl Provider for FaultyProvider {
                     }
                     Some(_) => timed_out().await,
                     None => Ok(page),
+                }?;
+                let (now, mut chance) = (Instant::now(), lock(&self.chance));
+                for item in &listed.items {
+                    chance.listed.entry(item.instance.sandbox.clone()).or_insert((now, 0)).1 += 1;
                 }
+                Ok(listed)
             })
             .await
     }
 
     async fn wait_end(&self, instance: &InstanceRef) -> Result<Ended> {
-        if self.trouble(&[Trouble::UnheardEnd]).is_some() {
+        if self.trouble(&[Trouble::UnheardEnd]).is_some() || self.is_scripted_unheard() {
             return timed_out().await;
         }
         self.inner.wait_end(instance).await
@@ -407,7 +517,7 @@ impl Provider for FaultyProvider {
 
     async fn destroy(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()> {
         let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
-        self.mutate(move |inner| {
+        self.mutate((sandbox.clone(), mutation.token), move |inner| {
             let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
             async move { inner.destroy(&mutation, &sandbox).await }
         })
@@ -416,7 +526,7 @@ impl Provider for FaultyProvider {
 
     async fn extend(&self, mutation: &Mutation, sandbox: &SandboxId, change: DeadlineChange) -> Result<Deadline> {
         let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
-        self.mutate(move |inner| {
+        self.mutate((sandbox.clone(), mutation.token), move |inner| {
             let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
             async move { inner.extend(&mutation, &sandbox, change).await }
         })
@@ -430,7 +540,7 @@ impl Provider for FaultyProvider {
         change: &ResourceLimits,
     ) -> Result<ResourceLimits> {
         let (mutation, sandbox, change) = (mutation.clone(), sandbox.clone(), change.clone());
-        self.mutate(move |inner| {
+        self.mutate((sandbox.clone(), mutation.token), move |inner| {
             let (mutation, sandbox, change) = (mutation.clone(), sandbox.clone(), change.clone());
             async move { inner.set_limits(&mutation, &sandbox, &change).await }
         })
@@ -439,7 +549,7 @@ impl Provider for FaultyProvider {
 
     async fn freeze(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()> {
         let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
-        self.mutate(move |inner| {
+        self.mutate((sandbox.clone(), mutation.token), move |inner| {
             let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
             async move { inner.freeze(&mutation, &sandbox).await }
         })
@@ -448,7 +558,7 @@ impl Provider for FaultyProvider {
 
     async fn thaw(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()> {
         let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
-        self.mutate(move |inner| {
+        self.mutate((sandbox.clone(), mutation.token), move |inner| {
             let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
             async move { inner.thaw(&mutation, &sandbox).await }
         })
@@ -457,7 +567,7 @@ impl Provider for FaultyProvider {
 
     async fn save(&self, mutation: &Mutation, sandbox: &SandboxId, request: &SaveRequest) -> Result<Snapshot> {
         let (mutation, sandbox, request) = (mutation.clone(), sandbox.clone(), request.clone());
-        self.mutate(move |inner| {
+        self.mutate((sandbox.clone(), mutation.token), move |inner| {
             let (mutation, sandbox, request) = (mutation.clone(), sandbox.clone(), request.clone());
             async move { inner.save(&mutation, &sandbox, &request).await }
         })
@@ -488,7 +598,7 @@ impl Provider for FaultyProvider {
 
     async fn remove_snapshot(&self, mutation: &Mutation, sandbox: &SandboxId, snapshot: &SnapshotId) -> Result<()> {
         let (mutation, sandbox, snapshot) = (mutation.clone(), sandbox.clone(), snapshot.clone());
-        self.mutate(move |inner| {
+        self.mutate((sandbox.clone(), mutation.token), move |inner| {
             let (mutation, sandbox, snapshot) = (mutation.clone(), sandbox.clone(), snapshot.clone());
             async move { inner.remove_snapshot(&mutation, &sandbox, &snapshot).await }
         })
@@ -509,7 +619,7 @@ impl Provider for FaultyProvider {
     ) -> Result<Observation> {
         lock(&self.damage).remove(sandbox);
         let all = (mutation.clone(), sandbox.clone(), owner.clone(), spec.clone(), snapshot.clone());
-        self.mutate(move |inner| {
+        self.mutate((sandbox.clone(), mutation.token), move |inner| {
             let (mutation, sandbox, owner, spec, snapshot) = all.clone();
             async move { inner.restore(&mutation, &sandbox, &owner, &spec, &snapshot).await }
         })
@@ -535,14 +645,23 @@ impl Provider for FaultyProvider {
         execution: &ExecutionId,
         spec: &ExecSpec,
     ) -> Result<ExecStatus> {
+        if spec.transient {
+            let instance = InstanceRef { sandbox: sandbox.clone(), generation: mutation.generation };
+            lock(&self.chance).probed.insert(instance, Instant::now());
+        }
         self.agent(sandbox).await?;
         let all = (mutation.clone(), sandbox.clone(), execution.clone(), spec.clone());
         self.through(move |inner| {
             let (mutation, sandbox, execution, spec) = all.clone();
             let chance = self.chance.clone();
             async move {
+                // What goes on with its memory, or was started before, is found and not started.
+                let instance = InstanceRef { sandbox: sandbox.clone(), generation: mutation.generation };
+                let is_there = inner.execution(&instance, &execution).await.is_ok();
                 let status = inner.execute(&mutation, &sandbox, &execution, &spec).await?;
-                lock(&chance).starts.entry(execution).or_default().insert(mutation.generation);
+                if !is_there {
+                    lock(&chance).starts.entry(execution).or_default().insert(mutation.generation);
+                }
                 Ok(status)
             }
         })

@@ -17,7 +17,10 @@
 //! come to rest, with not one change at the provider from then on (P3).
 #![forbid(unsafe_code)]
 
+mod at_once;
+mod bugs;
 mod clients;
+mod differential;
 mod faulty;
 mod invariants;
 mod line;
@@ -28,12 +31,16 @@ mod snapshots;
 mod store;
 mod store_subscriptions;
 mod sweep;
+mod tasks;
+mod trials;
 mod world;
 
+pub use bugs::{BUGS, Bug};
 pub use faulty::{Damage, Fault, FaultyProvider};
 pub use invariants::{INVARIANTS, Invariant, Violation, When};
-pub use plan::{Deed, Plan, Trouble, Without};
+pub use plan::{Deed, Plan, StoreKind, Trouble, Without};
 pub use rng::Rng;
 pub use shrink::shrink;
-pub use sweep::{Sweep, sweep};
+pub use sweep::{Sweep, sweep, sweep_of};
+pub use trials::{IN_WORLDS, TRIALS, Trial, off, trial};
 pub use world::{Report, run};

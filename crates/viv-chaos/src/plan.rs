@@ -95,6 +95,12 @@ kinds!(
         Drain = "drain" 2,
         /// It is again.
         Undrain = "undrain" 4,
+        /// A task runs in it, or in one of its own.
+        Task = "task" 4,
+        /// And is to stop.
+        StopTask = "task stop" 4,
+        /// And to go on.
+        ContinueTask = "task continue" 2,
         /// Somebody has everything compared.
         Reconcile = "reconcile" 2,
         /// Time passes.
@@ -111,6 +117,10 @@ kinds!(
         Mend = "an instance is mended" 5,
         /// One of its services is killed.
         KillService = "a service is killed" 3,
+        /// There is an instance of ours that nobody knows of, as after records were restored from a backup.
+        Stray = "an instance without a record appears" 1,
+        /// And one of somebody else's.
+        Foreign = "an instance of somebody else's appears" 1,
         /// A daemon ends in order, and another one begins.
         Restart = "a daemon is restarted" 1,
         /// A daemon is killed where it is.
@@ -175,6 +185,10 @@ kinds!(
         Quota = "quota" 30,
         /// Clients do not wait for each other.
         Races = "races" 60,
+        /// What has no record is collected when two listings agree, and not later.
+        Hasty = "no orphan grace" 50,
+        /// Memory is saved with the files of some.
+        Memory = "memory" 40,
     }
 );
 
@@ -198,6 +212,19 @@ pub struct Plan {
     pub gates: Gates,
     /// What does not happen, to find out what is needed for a violation.
     pub without: Without,
+    /// In what is recorded.
+    pub store: StoreKind,
+    /// Whether it comes to rest, and what holds then is looked at.
+    pub rests: bool,
+}
+
+/// Which store a world has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StoreKind {
+    /// That in memory.
+    Memory,
+    /// That in a SQLite file, with its threads: each call is waited for where it is made, so that a world replays.
+    Sqlite,
 }
 
 /// What is left out of a world.
@@ -218,7 +245,8 @@ impl Plan {
             1 => 6,
             _ => 20,
         };
-        Self { seed, steps: 200, faults_percent, gates: Gates::default(), without: Without::default() }
+        let (gates, without) = (Gates::default(), Without::default());
+        Self { seed, steps: 200, faults_percent, gates, without, store: StoreKind::Memory, rests: true }
     }
 }
 

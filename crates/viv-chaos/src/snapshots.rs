@@ -9,8 +9,9 @@ use viv_core::snapshot::SnapshotState;
 use viv_core::spec::Project;
 use viv_core::{SandboxId, ScheduleId, SnapshotId};
 use viv_engine::{ForkRequest, ForkedFrom, NewSchedule, NewSnapshot, RollbackRequest};
-use viv_store::{ScheduleQuery, SnapshotQuery, Store};
+use viv_store::{ScheduleQuery, SnapshotQuery};
 
+use crate::at_once::at_once;
 use crate::clients::Told;
 use crate::invariants::Found;
 use crate::plan::{Deed, Trouble};
@@ -23,7 +24,7 @@ impl World<'_> {
     /// A snapshot that is there.
     pub(crate) async fn some_snapshot(&mut self) -> Option<SnapshotId> {
         let query = SnapshotQuery { limit: MANY, ..SnapshotQuery::default() };
-        let rows = self.store.truth.snapshots(&query).await.unwrap_or_default().items;
+        let rows = at_once(self.store.truth.snapshots(&query)).await.unwrap_or_default().items;
         let ready: Vec<_> = rows.into_iter().filter(|row| row.state == SnapshotState::Ready).collect();
         let at = self.rng.below(ready.len() as u64) as usize;
         ready.get(at).map(|row| row.id.clone())
@@ -84,8 +85,8 @@ impl World<'_> {
 
     pub(crate) async fn schedule(&mut self, id: &SandboxId) -> Found {
         let words: &[&str] = match self.rng.below(3) {
-            0 => &["sleep", "30"],
-            1 => &["sleep", "90"],
+            0 => &["/bin/sleep", "30"],
+            1 => &["/bin/sleep", "90"],
             _ => &["echo", "hello"],
         };
         let argv = words.iter().map(|word| (*word).to_owned()).collect();
@@ -108,7 +109,7 @@ impl World<'_> {
 
     async fn all_schedules(&self) -> Vec<ScheduleId> {
         let query = ScheduleQuery { limit: MANY, ..ScheduleQuery::default() };
-        let all = self.store.truth.schedules(&query).await.unwrap_or_default().items;
+        let all = at_once(self.store.truth.schedules(&query)).await.unwrap_or_default().items;
         all.into_iter().map(|schedule| schedule.id).collect()
     }
 

@@ -9,20 +9,23 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::watch;
 use tokio::time::Instant;
+use viv_core::exec::ExecState;
 use viv_core::execution::Execution;
-use viv_core::lifecycle::Sandbox;
+use viv_core::lifecycle::{Actor, Cause, Phase, Sandbox};
 use viv_core::schedule::Schedule;
 use viv_core::snapshot::{Snapshot, SnapshotState};
 use viv_core::spec::{Name, Project};
 use viv_core::task::Task;
 use viv_core::{ExecutionId, FencingToken, SandboxId, ScheduleId, SnapshotId, TaskId};
+use viv_provider::sim::SimProvider;
+use viv_provider::{InstanceRef, InstanceState, Provider};
 use viv_store::{
     ApiKey, Change, Cursor, Epoch, ExecutionListing, ExecutionQuery, Idempotency, JournalFilter, JournalLine,
-    KeptBytes, Lease, LeaseKind, ListQuery, Listing, MemoryStore, NewLine, Owner, PhaseCounts, Remembered,
-    ScheduleListing, ScheduleQuery, SnapshotListing, SnapshotQuery, Store, StoreError, TaskListing, TaskOutput,
-    TaskQuery,
+    KeptBytes, Lease, LeaseKind, ListQuery, Listing, NewLine, Owner, PhaseCounts, Remembered, ScheduleListing,
+    ScheduleQuery, SnapshotListing, SnapshotQuery, Store, StoreError, TaskListing, TaskOutput, TaskQuery,
 };
 
+use crate::at_once::at_once;
 use crate::line::Line;
 use crate::plan::Trouble;
 use crate::rng::Rng;
@@ -41,6 +44,16 @@ pub(crate) enum Recorded {
     Row { before: Option<Box<Snapshot>>, after: Option<Box<Snapshot>>, users: Vec<SandboxId> },
     /// A schedule; without it, it was taken away.
     Schedule { before: Option<Box<Schedule>>, after: Option<Box<Schedule>>, lines: Vec<NewLine> },
+    /// Its instance was said to be over for this, and really was so.
+    Over { instance: InstanceRef, state: InstanceState, cause: Cause },
+    /// It was put to rest for idling, while these ran in it.
+    Idle { instance: InstanceRef, running: Vec<ExecutionId> },
+    /// A row became ready of a sandbox that was deleted.
+    Late { snapshot: SnapshotId, sandbox: SandboxId },
+    /// A task.
+    Task { before: Option<Box<Task>>, after: Box<Task> },
+    /// An execution.
+    Execution { before: Option<Box<Execution>>, after: Box<Execution> },
     /// A token that nobody holds.
     Token { token: FencingToken },
     /// A lease.
@@ -61,10 +74,12 @@ struct Shared {
 }
 
 /// A store in which things go wrong. Clones share their state, but for the line.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct FaultyStore {
-    /// Without faults.
-    pub(crate) truth: MemoryStore,
+    /// Without faults. What is asked of it is waited for at once: [`at_once`].
+    pub(crate) truth: Arc<dyn Store>,
+    /// What there really is.
+    really: SimProvider,
     line: Line,
     shared: Arc<Mutex<Shared>>,
 }
@@ -79,7 +94,13 @@ enum Fate {
 }
 
 impl FaultyStore {
-    pub(crate) fn new(seed: u64, percent: u64, troubles: Vec<Trouble>) -> Self {
+    pub(crate) fn new(
+        truth: Arc<dyn Store>,
+        really: SimProvider,
+        seed: u64,
+        percent: u64,
+        troubles: Vec<Trouble>,
+    ) -> Self {
         let shared = Shared {
             rng: Rng::new(seed),
             percent,
@@ -89,7 +110,7 @@ impl FaultyStore {
             recorded: Vec::new(),
             counts: BTreeMap::new(),
         };
-        Self { truth: MemoryStore::new(), line: Line::new(), shared: Arc::new(Mutex::new(shared)) }
+        Self { truth, really, line: Line::new(), shared: Arc::new(Mutex::new(shared)) }
     }
 
     /// The same for a daemon that reaches it by this line.
@@ -151,7 +172,7 @@ impl FaultyStore {
         self.line
             .call(async {
                 match self.fate(false) {
-                    Fate::Well | Fate::After | Fate::Slow(_) => call.await,
+                    Fate::Well | Fate::After | Fate::Slow(_) => at_once(call).await,
                     Fate::Before => Err(injected()),
                 }
             })
@@ -172,7 +193,7 @@ impl FaultyStore {
                     Fate::Slow(by) => tokio::time::sleep(by).await,
                     Fate::Well | Fate::After => {}
                 }
-                let answer = call.await;
+                let answer = at_once(call).await;
                 if answer.is_ok() && epoch.0 != self.lock().epoch {
                     self.note(Recorded::Foreign { what: name });
                 }
@@ -198,13 +219,52 @@ impl FaultyStore {
         let cursor = call.await?;
         for (change, (before, rows)) in changes.iter().zip(before) {
             let Some(after) = self.truth.get(&change.sandbox.id).await? else { continue };
+            let moved = before.as_ref().is_some_and(|before| before.phase.name() != after.phase.name());
+            if moved && matches!(after.cause.cause, Cause::Expired | Cause::ProviderLost) {
+                let instance = InstanceRef { sandbox: after.id.clone(), generation: after.generation };
+                let state = self.really.observe(&instance).await.map(|seen| seen.state);
+                let (state, cause) = (state.unwrap_or(InstanceState::Absent), after.cause.cause.clone());
+                self.note(Recorded::Over { instance, state, cause });
+            }
+            let was_ready = before.as_ref().is_some_and(|before| before.phase == Phase::Ready);
+            if moved && was_ready && after.cause.cause == Cause::Idle && after.cause.by == Actor::part("idle") {
+                let instance = InstanceRef { sandbox: after.id.clone(), generation: after.generation };
+                let all = self.really.executions(&instance).await.unwrap_or_default();
+                let runs = all.into_iter().filter(|one| one.state == ExecState::Running && !one.detached);
+                self.note(Recorded::Idle { instance, running: runs.map(|one| one.id).collect() });
+            }
             self.note(Recorded::Sandbox { before, after: Box::new(after), lines: change.lines.clone() });
             for (row, before) in change.snapshots.iter().zip(rows) {
                 let users = self.truth.users(&row.id, 1).await?;
+                let new = before.as_ref().is_none_or(|before| before.state != SnapshotState::Ready);
+                if new && row.state == SnapshotState::Ready && change.sandbox.deleted {
+                    self.note(Recorded::Late { snapshot: row.id.clone(), sandbox: change.sandbox.id.clone() });
+                }
                 self.note(Recorded::Row { before, after: Some(Box::new(row.clone())), users });
             }
         }
         Ok(cursor)
+    }
+
+    /// The same for rows of executions.
+    async fn watch_executions(
+        &self,
+        ids: &[(SandboxId, ExecutionId)],
+        call: impl Future<Output = Result<()>>,
+    ) -> Result<()> {
+        let mut before = Vec::new();
+        for (sandbox, execution) in ids {
+            before.push(self.truth.execution(sandbox, execution).await?.map(Box::new));
+        }
+        call.await?;
+        for ((sandbox, execution), before) in ids.iter().zip(before) {
+            if let Some(after) = self.truth.execution(sandbox, execution).await?.map(Box::new)
+                && before.as_ref() != Some(&after)
+            {
+                self.note(Recorded::Execution { before, after });
+            }
+        }
+        Ok(())
     }
 }
 
@@ -229,12 +289,14 @@ impl Store for FaultyStore {
 
     async fn commit(&self, epoch: Epoch, change: Change) -> Result<Cursor> {
         let changes = [change.clone()];
-        self.write("commit", epoch, self.watched(&changes, self.truth.commit(epoch, change))).await
+        let committed = Box::pin(self.watched(&changes, self.truth.commit(epoch, change)));
+        self.write("commit", epoch, committed).await
     }
 
     async fn commit_all(&self, epoch: Epoch, changes: Vec<Change>) -> Result<Cursor> {
         let all = changes.clone();
-        self.write("commit_all", epoch, self.watched(&all, self.truth.commit_all(epoch, changes))).await
+        let committed = Box::pin(self.watched(&all, self.truth.commit_all(epoch, changes)));
+        self.write("commit_all", epoch, committed).await
     }
 
     async fn put_snapshot(&self, epoch: Epoch, row: Snapshot, lines: Vec<NewLine>) -> Result<Cursor> {
@@ -431,7 +493,13 @@ impl Store for FaultyStore {
     }
 
     async fn put_task(&self, epoch: Epoch, task: Task, lines: Vec<NewLine>) -> Result<()> {
-        self.write("put_task", epoch, self.truth.put_task(epoch, task, lines)).await
+        let put = async {
+            let before = self.truth.task(&task.id).await?.map(Box::new);
+            self.truth.put_task(epoch, task.clone(), lines).await?;
+            self.note(Recorded::Task { before, after: Box::new(task) });
+            Ok(())
+        };
+        self.write("put_task", epoch, put).await
     }
 
     async fn task(&self, id: &TaskId) -> Result<Option<Task>> {
@@ -459,11 +527,15 @@ impl Store for FaultyStore {
     }
 
     async fn note_executions(&self, epoch: Epoch, rows: Vec<Execution>) -> Result<()> {
-        self.write("note_executions", epoch, self.truth.note_executions(epoch, rows)).await
+        let ids: Vec<(SandboxId, ExecutionId)> = rows.iter().map(|row| (row.sandbox.clone(), row.id.clone())).collect();
+        let noted = self.watch_executions(&ids, self.truth.note_executions(epoch, rows));
+        self.write("note_executions", epoch, noted).await
     }
 
     async fn put_execution(&self, epoch: Epoch, row: Execution, queued_max: u64) -> Result<()> {
-        self.write("put_execution", epoch, self.truth.put_execution(epoch, row, queued_max)).await
+        let ids = [(row.sandbox.clone(), row.id.clone())];
+        let put = self.watch_executions(&ids, self.truth.put_execution(epoch, row, queued_max));
+        self.write("put_execution", epoch, put).await
     }
 
     async fn execution(&self, sandbox: &SandboxId, execution: &ExecutionId) -> Result<Option<Execution>> {

@@ -20,7 +20,17 @@ pub struct Sweep {
 
 /// Runs the worlds of these seeds. Violations are told as they are found.
 pub fn sweep(seeds: Range<u64>, workers: u64, found: impl Fn(&Violation) + Sync) -> Sweep {
-    let (workers, found) = (workers.max(1), &found);
+    sweep_of(seeds, workers, Plan::of, found)
+}
+
+/// The same for worlds that are made otherwise.
+pub fn sweep_of(
+    seeds: Range<u64>,
+    workers: u64,
+    plan: impl Fn(u64) -> Plan + Sync,
+    found: impl Fn(&Violation) + Sync,
+) -> Sweep {
+    let (workers, plan, found) = (workers.max(1), &plan, &found);
     let mut sweep = std::thread::scope(|scope| {
         let part = |worker: u64| {
             let seeds = seeds.clone().filter(move |seed| seed % workers == worker);
@@ -28,7 +38,7 @@ pub fn sweep(seeds: Range<u64>, workers: u64, found: impl Fn(&Violation) + Sync)
                 let mut part = Sweep::default();
                 for seed in seeds {
                     part.worlds += 1;
-                    match run(&Plan::of(seed)) {
+                    match run(&plan(seed)) {
                         Ok(report) => part.sum = part.sum.and(&report),
                         Err(violation) => {
                             found(&violation);

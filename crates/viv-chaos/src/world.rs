@@ -1,22 +1,27 @@
 //! One simulated world: a seed, and all that happens in it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 use viv_core::lifecycle::{Actor, Phase};
-use viv_core::{Generation, SandboxId};
-use viv_engine::{Clock, Engine, EngineConfig};
+use viv_core::spec::Project;
+use viv_core::{FencingToken, Generation, OperationId, SandboxId};
+use viv_engine::{Clock, Engine, EngineConfig, Which};
 use viv_provider::sim::{SimClock, SimProvider};
-use viv_provider::{InstanceRef, InstanceState, Provider};
-use viv_store::{Cursor, JournalFilter, Owner, Quota, Store};
+use viv_provider::{
+    Image, InstanceRef, InstanceSpec, InstanceState, Mutation, Network, Provider, Recall, ResourceLimits,
+};
+use viv_store::{Cursor, JournalFilter, MemoryStore, Owner, Quota, SqliteStore, Store};
 
+use crate::at_once::at_once;
 use crate::clients::{Answer, PATIENCE};
 use crate::faulty::FaultyProvider;
 use crate::invariants::{Changes, Found, Picture, Violation, checks, holds, rule};
 use crate::line::Line;
-use crate::plan::{Deed, Plan, Swarm, Trouble};
+use crate::plan::{Deed, Plan, StoreKind, Swarm, Trouble};
 use crate::rng::Rng;
 use crate::store::FaultyStore;
 
@@ -43,6 +48,9 @@ const LIVING_MAX: u64 = 6;
 
 /// Files of each sandbox that are looked for after every step: the latest.
 const FILES_CHECKED: usize = 4;
+
+/// How often a screen is brought up to date.
+const LOOKS_EVERY: Duration = Duration::from_secs(20);
 
 /// Farthest that a clock is set back or forth.
 const JUMP_MS_MAX: u64 = 90_000;
@@ -91,7 +99,7 @@ impl Report {
 pub fn run(plan: &Plan) -> Result<Report, Violation> {
     checks();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-    runtime.expect("a runtime without I/O").block_on(async { World::new(plan).await.live().await })
+    runtime.expect("a runtime without I/O").block_on(async { Box::pin(World::new(plan).await.live()).await })
 }
 
 /// What clients know of a sandbox because they were answered.
@@ -107,6 +115,8 @@ pub(crate) struct Known {
     pub(crate) written: Vec<String>,
     /// Somebody wanted it to be as it was before, so they may be gone.
     pub(crate) went_back: bool,
+    /// Something may wake it that no client waits for: a schedule, a task.
+    pub(crate) wakes_itself: bool,
 }
 
 pub(crate) struct World<'p> {
@@ -121,6 +131,17 @@ pub(crate) struct World<'p> {
     engine: Option<Engine>,
     pub(crate) line: Line,
     daemons: u64,
+    /// Since when the one that is there is.
+    pub(crate) began: Instant,
+    /// How many were asked something and have not answered yet.
+    pub(crate) pending: Arc<AtomicU64>,
+    /// Instances that nobody knows of: ours, and those of somebody else.
+    pub(crate) strays: BTreeSet<SandboxId>,
+    pub(crate) foreign: BTreeSet<SandboxId>,
+    /// How long what has no record is left alone.
+    grace: Duration,
+    /// Where the store is, if that is in a file.
+    _file: Option<StoreFile>,
     /// Daemons that were stopped, and go on at some time.
     away: Vec<(Instant, Line, Engine)>,
     /// Until when nobody promises anything about time.
@@ -162,10 +183,18 @@ impl<'p> World<'p> {
         let troubles: Vec<Trouble> = Trouble::ALL.iter().copied().filter(|trouble| swarm.has(*trouble)).collect();
         let sim = SimProvider::new(sim_clock);
         let percent = plan.faults_percent;
-        let provider = FaultyProvider::with_troubles(sim, rng.next_u64(), percent, troubles.clone());
+        let provider = FaultyProvider::with_troubles(sim.clone(), rng.next_u64(), percent, troubles.clone());
         let of_store = [Trouble::StoreBefore, Trouble::StoreAfter, Trouble::SlowStore];
         let of_store = troubles.into_iter().filter(|trouble| of_store.contains(trouble)).collect();
-        let store = FaultyStore::new(rng.next_u64(), percent / 4, of_store);
+        let (truth, file): (Arc<dyn Store>, _) = match plan.store {
+            StoreKind::Memory => (Arc::new(MemoryStore::new()), None),
+            StoreKind::Sqlite => {
+                let file = StoreFile::new(plan.seed);
+                (Arc::new(SqliteStore::open(&file.0.join("db")).expect("a new file")), Some(file))
+            }
+        };
+        let store = FaultyStore::new(truth, sim, rng.next_u64(), percent / 4, of_store);
+        let grace = if swarm.has(Trouble::Hasty) { Duration::ZERO } else { Duration::from_secs(60) };
         let draws = Arc::new(Mutex::new(Rng::new(rng.next_u64())));
         let quota_max = swarm.has(Trouble::Quota).then(|| 2 + rng.below(4));
         let living_max = 1 + rng.below(LIVING_MAX) as usize;
@@ -183,6 +212,12 @@ impl<'p> World<'p> {
             engine: None,
             line: Line::new(),
             daemons: 0,
+            began: Instant::now(),
+            pending: Arc::default(),
+            strays: BTreeSet::new(),
+            foreign: BTreeSet::new(),
+            grace,
+            _file: file,
             away: Vec::new(),
             disturbed_until: Instant::now(),
             partition_until: None,
@@ -223,12 +258,15 @@ impl<'p> World<'p> {
         };
         let mut config = EngineConfig::new("sim".parse().expect("a mark"), owner.name.clone());
         config.gates = self.plan.gates.clone();
+        config.periods.orphan_grace = self.grace;
+        config.inside = Some(crate::tasks::answers());
         if let Some(max) = self.quota_max {
             config.quota = Quota::of(max, max);
         }
         // A store that fails keeps a daemon from beginning; then it is started again.
         let engine = loop {
             self.line = Line::new();
+            self.began = Instant::now();
             let (store, provider) = (self.store.by(&self.line), self.provider.by(&self.line));
             if let Ok(epoch) = store.own(owner.clone()).await {
                 let draws = self.draws.clone();
@@ -242,6 +280,8 @@ impl<'p> World<'p> {
             self.pass(500).await;
         };
         self.engine = Some(engine);
+        // Of those before it nobody writes any more.
+        self.pending = Arc::default();
         self.tell(&format!("daemon {} begins", self.daemons));
     }
 
@@ -256,7 +296,7 @@ impl<'p> World<'p> {
                 self.happen().await?;
                 self.check().await?;
             }
-            self.rest().await
+            if self.plan.rests { Box::pin(self.rest()).await } else { Ok(()) }
         };
         if let Err((name, what)) = lived.await {
             return Err(self.violation(name, what).await);
@@ -277,7 +317,7 @@ impl<'p> World<'p> {
 
     /// What was broken, with what had happened to those that it is about.
     async fn violation(&self, name: &'static str, what: String) -> Violation {
-        let lines = self.store.truth.journal(Cursor(0), &JournalFilter::default(), usize::MAX).await;
+        let lines = at_once(self.store.truth.journal(Cursor(0), &JournalFilter::default(), usize::MAX)).await;
         let mut timeline: Vec<(u64, String)> = self.story.clone();
         for line in lines.unwrap_or_default() {
             let line = line.line;
@@ -352,6 +392,7 @@ impl<'p> World<'p> {
                 self.store.fill(Duration::from_millis(ms));
                 self.disturb(ms);
             }
+            Deed::Stray | Deed::Foreign => self.appear(deed).await,
             _ => self.act(deed).await?,
         }
         // Others get their turn before anybody looks.
@@ -422,9 +463,12 @@ impl<'p> World<'p> {
         self.begin().await;
     }
 
-    async fn picture(&self) -> Picture {
+    pub(crate) async fn picture(&self) -> Picture {
         let owner = self.engine().config().owner.clone();
-        Picture::take(&self.store.truth, self.provider.truth(), &owner).await
+        let mut picture = at_once(Picture::take(self.store.truth.as_ref(), self.provider.truth(), &owner)).await;
+        // They have no record, as it should be.
+        picture.strays = self.strays.iter().filter(|id| picture.instances.remove(*id).is_some()).cloned().collect();
+        picture
     }
 
     /// What must hold now, whatever happened.
@@ -447,6 +491,10 @@ impl<'p> World<'p> {
             picture.check_deadlines(self.clock.now_ms())?;
         }
         self.check_files(&picture).await?;
+        self.check_tasks(&picture).await?;
+        self.check_strays(&picture).await?;
+        let overtaken = self.provider.overtaken();
+        holds("superseded-changes-nothing", overtaken.is_none(), || overtaken.unwrap_or_default())?;
         let twice = self.provider.started_twice();
         holds("started-in-one-generation", twice.is_none(), || format!("{twice:?}"))?;
         if self.told_drained {
@@ -473,6 +521,66 @@ impl<'p> World<'p> {
         Ok(())
     }
 
+    /// What is not ours stays, and what is ours and nobody's is collected no sooner than it may be (J1).
+    async fn check_strays(&mut self, picture: &Picture) -> Found {
+        for id in &self.foreign {
+            let instance = InstanceRef { sandbox: id.clone(), generation: Generation::FIRST };
+            let seen = self.provider.truth().observe(&instance).await;
+            let lives = seen.as_ref().is_ok_and(|seen| seen.state == InstanceState::Running);
+            holds("foreign-is-left-alone", lives, || format!("{seen:?}"))?;
+        }
+        let gone: Vec<SandboxId> = self.strays.iter().filter(|id| !picture.strays.contains(*id)).cloned().collect();
+        for id in gone {
+            self.strays.remove(&id);
+            let listed = self.provider.listed(&id);
+            let waited = listed.is_some_and(|(first, times)| times >= 2 && first.elapsed() >= self.grace);
+            holds("strays-have-grace", waited, || {
+                let ago = listed.map(|(first, times)| (first.elapsed(), times));
+                format!("{id} is gone, and was first listed, and so often: {ago:?}")
+            })?;
+        }
+        Ok(())
+    }
+
+    /// An instance that no record knows, of ours or of somebody else.
+    async fn appear(&mut self, deed: Deed) {
+        let (id, operation) = (SandboxId::from_bytes(self.rng.bytes()), OperationId::from_bytes(self.rng.bytes()));
+        let ours = deed == Deed::Stray;
+        self.tell(&format!("{}: {id}", deed.word()));
+        let owner = if ours { self.engine().config().owner.clone() } else { "another".parse().expect("a mark") };
+        let mutation = Mutation { operation, generation: Generation::FIRST, token: FencingToken(0), budget_ms: 10_000 };
+        let spec = InstanceSpec {
+            image: Image::default(),
+            limits: ResourceLimits::default(),
+            network: Network::default(),
+            env: BTreeMap::new(),
+            workdir: "/workspace".to_owned(),
+            packages: false,
+            labels: BTreeMap::new(),
+            lifetime_ms: 365 * 24 * 3_600_000,
+            recall: Recall::Never,
+        };
+        self.provider.truth().create(&mutation, &id, &owner, &spec).await.expect("a new instance");
+        if ours {
+            self.strays.insert(id)
+        } else {
+            self.foreign.insert(id)
+        };
+    }
+
+    /// Somebody has everything on a screen, and it is read again and again; nothing follows from that (T9).
+    async fn watched(&mut self, how_long: Duration) {
+        let until = Instant::now() + how_long;
+        while Instant::now() < until {
+            if self.plan.seed.is_multiple_of(2) {
+                for id in self.known.keys() {
+                    let _ = self.engine().get(&Project::default(), &Which::Id(id.clone()), "a screen").await;
+                }
+            }
+            tokio::time::sleep_until(until.min(Instant::now() + LOOKS_EVERY)).await;
+        }
+    }
+
     /// Faults stop: in bounded time everything is at rest, and stays so without anybody asking (P3).
     async fn rest(&mut self) -> Found {
         self.tell("faults stop");
@@ -489,10 +597,13 @@ impl<'p> World<'p> {
         // What was asked for is answered by then, also by who did not wait.
         tokio::time::sleep(PATIENCE).await;
         self.end_schedules().await;
-        tokio::time::sleep(REST_WITHIN).await;
+        self.watched(REST_WITHIN).await;
         self.check().await?;
         let picture = self.picture().await;
-        picture.check_rest()?;
+        picture.check_rest(self.draining != Some(false))?;
+        if !self.swarm.has(Trouble::ClockJump) {
+            picture.check_idle(self.clock.now_ms())?;
+        }
         let figures = self.engine().stats(None).await;
         let drivers =
             figures.map(|figures| figures.drivers).map_err(|error| ("nothing-is-at-work", error.to_string()))?;
@@ -512,21 +623,42 @@ impl<'p> World<'p> {
         let idles = picture.records.values().filter_map(|record| record.idle_at_ms(true));
         let soonest_ms = ends.chain(idles).min().unwrap_or(u64::MAX);
         let left_ms = soonest_ms.saturating_sub(self.clock.now_ms() + 30_000);
-        tokio::time::sleep(REST_FOR.min(Duration::from_millis(left_ms))).await;
+        self.watched(REST_FOR.min(Duration::from_millis(left_ms))).await;
         let mutations = self.provider.mutations() - self.report.mutations;
         holds("nothing-is-changed", mutations == 0, || format!("{mutations} changes were asked for"))?;
-        let lines = self.store.truth.journal(cursor, &JournalFilter::default(), 5).await.unwrap_or_default();
+        let lines = at_once(self.store.truth.journal(cursor, &JournalFilter::default(), 5)).await.unwrap_or_default();
         holds("nothing-is-recorded", lines.is_empty(), || format!("{lines:?}"))?;
         self.report.trace = self.trace().await;
-        Ok(())
+        Box::pin(self.go_straight()).await
     }
 
     /// A hash of the whole journal and of all that was done: the same for the same seed.
     async fn trace(&self) -> u64 {
-        let lines = self.store.truth.journal(Cursor(0), &JournalFilter::default(), usize::MAX).await;
+        let lines = at_once(self.store.truth.journal(Cursor(0), &JournalFilter::default(), usize::MAX)).await;
         let text = format!("{:?}{:?}", lines.unwrap_or_default(), self.story);
         text.bytes()
             .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    }
+}
+
+/// The folder of a store in a file: in memory where that can be, and gone with the world.
+struct StoreFile(std::path::PathBuf);
+
+impl StoreFile {
+    fn new(seed: u64) -> Self {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let memory = std::path::Path::new("/dev/shm");
+        let place = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let folder = place.join(format!("viv-world-{}-{seed}-{count}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder for a store");
+        Self(folder)
+    }
+}
+
+impl Drop for StoreFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 

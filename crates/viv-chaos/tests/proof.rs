@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use viv_chaos::{Deed, INVARIANTS, Trouble};
+use viv_chaos::{BUGS, Deed, IN_WORLDS, INVARIANTS, TRIALS, Trouble};
 
 fn invariants() -> String {
     let mut table = "| invariant | rule | looked at | what it says |\n|---|---|---|---|\n".to_owned();
@@ -31,6 +31,27 @@ fn happenings() -> String {
     )
 }
 
+fn gates() -> String {
+    let mut table =
+        "| gate | rule | what happens, and has to come out | found by worlds as |\n|---|---|---|---|\n".to_owned();
+    for trial in TRIALS {
+        let found = IN_WORLDS.iter().find(|(gate, _)| *gate == trial.gate).map(|(_, names)| names.to_vec());
+        let found: Vec<String> = found.unwrap_or_default().iter().map(|name| format!("`{name}`")).collect();
+        writeln!(table, "| `{}` | {} | {} | {} |", trial.gate.name(), trial.rule, trial.says, found.join(", "))
+            .unwrap();
+    }
+    table
+}
+
+fn planted() -> String {
+    let mut table = "| bug | caught as |\n|---|---|\n".to_owned();
+    for bug in BUGS {
+        let names: Vec<String> = bug.breaks.iter().map(|name| format!("`{name}`")).collect();
+        writeln!(table, "| {} | {} |", bug.planted.says(), names.join(", ")).unwrap();
+    }
+    table
+}
+
 /// Puts a table between its marks.
 fn put(page: &str, name: &str, table: &str) -> String {
     let (begin, end) = (format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->\n"));
@@ -43,7 +64,9 @@ fn put(page: &str, name: &str, table: &str) -> String {
 fn p1_the_page_has_the_tables_of_the_code() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/proof.md");
     let page = std::fs::read_to_string(&path).unwrap();
-    let wanted = put(&put(&page, "happenings", &happenings()), "invariants", &invariants());
+    let tables =
+        [("happenings", happenings()), ("invariants", invariants()), ("gates", gates()), ("planted", planted())];
+    let wanted = tables.iter().fold(page.clone(), |page, (name, table)| put(&page, name, table));
     if std::env::var_os("UPDATE").is_some() {
         std::fs::write(&path, &wanted).unwrap();
     }

@@ -7,6 +7,7 @@
 //! ```
 
 use crate::id::{FencingToken, Generation};
+use crate::planted::{Planted, is_planted};
 
 /// What is remembered of a sandbox for ever, whatever becomes of its instances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -72,6 +73,7 @@ pub fn admit(fence: Option<&Fence>, intent: Intent, generation: Generation, toke
     let stale = Late::Stale { asked: generation, current };
     match (intent, standing) {
         _ if generation < current => Err(stale),
+        (Intent::Make, Standing::Buried) if generation == current && is_planted(Planted::BuriedIsMade) => Ok(()),
         (Intent::Make, Standing::Buried) if generation == current => Err(stale),
         (Intent::Change, _) if generation != current => Err(stale),
         (Intent::Change, Standing::Buried) => Err(Late::Absent),
@@ -81,7 +83,11 @@ pub fn admit(fence: Option<&Fence>, intent: Intent, generation: Generation, toke
 
 /// Whether what belongs to no generation may be changed: by its token alone.
 pub fn admit_token(fence: &Fence, token: FencingToken) -> Result<(), Late> {
-    if token < fence.token { Err(Late::Fenced { presented: token, highest: fence.token }) } else { Ok(()) }
+    if token < fence.token && !is_planted(Planted::NoTokenFence) {
+        Err(Late::Fenced { presented: token, highest: fence.token })
+    } else {
+        Ok(())
+    }
 }
 
 impl Fence {

@@ -15,6 +15,7 @@ pub mod id;
 pub mod identity;
 pub mod lifecycle;
 pub mod limits;
+pub mod planted;
 pub mod schedule;
 pub mod service;
 pub mod snapshot;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use viv_core::SandboxId;
 use viv_core::lifecycle::{Accepted, Event, Happened, Moment, Phase, PhaseName, Sandbox, Stepped, outstanding, step};
+use viv_core::planted::{Planted, is_planted};
 use viv_provider::{Capability, Provider};
 use viv_store::{Change, Epoch, Lease, Quota, Store, StoreError};
 
@@ -363,7 +364,8 @@ impl Inner {
             let rows = self.saved_row(&next, event).await?;
             // Who puts it to rest because nobody uses it is refused by who used it since it was read (L6).
             let unused_since_ms = matches!(event, Event::Rest { .. }).then_some(before.active_at_ms);
-            match self.commit(next, vec![line], quota, unused_since_ms, rows).await {
+            let lines = if is_planted(Planted::MoveWithoutLine) { Vec::new() } else { vec![line] };
+            match self.commit(next, lines, quota, unused_since_ms, rows).await {
                 Ok(next) => {
                     self.freed_snapshots(&next).await;
                     return Ok(Applied::Changed(Box::new(next)));
@@ -416,7 +418,8 @@ impl Inner {
 
     /// The limits under which it may run, unless it is exempt (O9).
     pub(crate) fn quota(&self, sandbox: &Sandbox) -> Option<Quota> {
-        self.config.gates.is_on(Gate::Quota, &sandbox.project, &sandbox.id).then_some(self.config.quota)
+        let counts = self.config.gates.is_on(Gate::Quota, &sandbox.project, &sandbox.id);
+        (counts && !is_planted(Planted::QuotaUncounted)).then_some(self.config.quota)
     }
 
     pub(crate) async fn commit(

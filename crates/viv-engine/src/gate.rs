@@ -25,6 +25,14 @@ pub enum Gate {
     Breaker,
     /// The number of sandboxes is bounded (L18).
     Quota,
+    /// A hard deadline is asked for before anything follows from it (T6).
+    FreshExpiry,
+    /// Only use keeps a sandbox from idling: looks, probes and services do not (L6).
+    ActivityFilter,
+    /// Only an entry brings back what rests; who comes with a handle joins what runs (L4).
+    EntryOnlyResume,
+    /// What the provider says of an instance counts, whatever is recorded (T1).
+    ProviderTruth,
     /// A stop of a task is written down before anything is done about it (K2).
     DurableStop,
     /// Whoever works on a task hears of its end at once (K3).
@@ -39,7 +47,7 @@ pub enum Gate {
 
 impl Gate {
     /// All of them.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 17] = [
         Self::ProbeBeforeUse,
         Self::GenerationCheck,
         Self::EvidenceAges,
@@ -48,6 +56,10 @@ impl Gate {
         Self::TwoListings,
         Self::Breaker,
         Self::Quota,
+        Self::FreshExpiry,
+        Self::ActivityFilter,
+        Self::EntryOnlyResume,
+        Self::ProviderTruth,
         Self::DurableStop,
         Self::PushedCancellation,
         Self::InactivityLimit,
@@ -66,6 +78,10 @@ impl Gate {
             Self::TwoListings => "two_listings",
             Self::Breaker => "breaker",
             Self::Quota => "quota",
+            Self::FreshExpiry => "fresh_expiry",
+            Self::ActivityFilter => "activity_filter",
+            Self::EntryOnlyResume => "entry_only_resume",
+            Self::ProviderTruth => "provider_truth",
             Self::DurableStop => "durable_stop",
             Self::PushedCancellation => "pushed_cancellation",
             Self::InactivityLimit => "inactivity_limit",

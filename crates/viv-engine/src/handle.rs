@@ -6,7 +6,7 @@ use serde_json::json;
 use viv_core::exec::{ExecSpec, ExecState, ExecStatus, TtySize};
 use viv_core::execution::{Execution, Place, Queued, START_UNKNOWN, Stage};
 use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked};
-use viv_core::lifecycle::{Actor, Finding, Phase, Sandbox, Status};
+use viv_core::lifecycle::{Actor, EntryKind, Finding, Phase, Sandbox, Status};
 use viv_core::spec::Project;
 use viv_core::{ExecutionId, Generation, OperationId, SandboxId};
 use viv_provider::{
@@ -49,13 +49,19 @@ impl Engine {
     pub async fn work_in(&self, project: &Project, which: &Which, generation: Option<Generation>) -> Result<Handle> {
         let inner = &self.inner;
         let mut sandbox = self.found(project, which, generation).await?;
+        if sandbox.phase != Phase::Ready && !inner.is_gated(Gate::EntryOnlyResume, &sandbox.id) {
+            sandbox = Box::pin(self.wake_for_handle(sandbox)).await?;
+        }
         let gated = inner.config.gates.is_on(Gate::ProbeBeforeUse, &sandbox.project, &sandbox.id);
         if sandbox.phase == Phase::Ready && gated && !inner.knowledge.has_probed(&sandbox) {
             let view = self.verify(&sandbox.id).await?;
-            // A check that could not be made or recorded is no evidence: it does not open the door.
-            if view.status != Status::Ready {
-                let finding = view.evidence.finding().unwrap_or(Finding::Timeout);
-                let what = view.evidence.complaint().unwrap_or_else(|| view.sandbox.phase.name().as_str().to_owned());
+            // A check that could not be made or recorded is no evidence: it does not open the door, and neither does what
+            // the daemon before this one found.
+            if view.status != Status::Ready || !inner.knowledge.has_probed(&view.sandbox) {
+                let finding = view.evidence.finding().filter(|finding| *finding != Finding::Ok);
+                let finding = finding.unwrap_or(Finding::Timeout);
+                let unmade = || format!("it is {}, and could not be probed", view.sandbox.phase.name().as_str());
+                let what = view.evidence.complaint().unwrap_or_else(unmade);
                 return Err(EngineError::Unfit { sandbox: view.sandbox.id, finding, what });
             }
             sandbox = view.sandbox;
@@ -65,6 +71,15 @@ impl Engine {
             return Err(not_running(&sandbox));
         }
         Ok(self.handle(&sandbox))
+    }
+
+    /// Switched off, whoever comes with a handle brings back what rests (O9).
+    async fn wake_for_handle(&self, sandbox: Sandbox) -> Result<Sandbox> {
+        let entered = self.ensure(&sandbox.id, EntryKind::Gateway, Actor::part("engine")).await;
+        match entered {
+            Ok(_) => Ok(self.wait_ready(&sandbox.id, self.inner.config.budgets.make).await?.sandbox),
+            Err(_) => Ok(sandbox),
+        }
     }
 
     pub(crate) async fn found(

@@ -19,7 +19,7 @@ use viv_core::exec::{ExecSpec, ExecState, OutputEvent};
 use viv_core::hook::{HOOK_TAIL_BYTES, Hook, HookAction, HookPoint, HookReport, Secret};
 use viv_core::lifecycle::{Actor, Cause, Failure, FailureKind, HibernateStep, Outcome, Phase, Sandbox, Work};
 use viv_core::{ExecutionId, Generation, OperationId, SandboxId};
-use viv_provider::{InstanceRef, InstanceState, ProviderError};
+use viv_provider::{Deadline, InstanceRef, InstanceState, ProviderError};
 
 use crate::breaker::destination;
 use crate::effect::in_words;
@@ -178,9 +178,14 @@ impl Inner {
         };
         // What is stored is for display: whoever keeps the deadline is asked (T6).
         let instance = InstanceRef { sandbox: record.id.clone(), generation: record.generation };
-        let seen = self.call(&record.id, self.config.budgets.call, self.provider.observe(&instance)).await;
-        let Some(deadline) = seen.ok().and_then(|seen| seen.deadline) else { return Ok(false) };
         let now_ms = self.clock.now_ms();
+        let deadline = if self.is_gated(Gate::FreshExpiry, &record.id) {
+            let seen = self.call(&record.id, self.config.budgets.call, self.provider.observe(&instance)).await;
+            let Some(deadline) = seen.ok().and_then(|seen| seen.deadline) else { return Ok(false) };
+            deadline
+        } else {
+            Deadline { remaining_ms: expires_at_ms.saturating_sub(now_ms), revision: 0 }
+        };
         if deadline.remaining_ms > lead_ms(record, hook).saturating_add(CLOCKS_DIFFER_MS) {
             let moved_to_ms = now_ms.saturating_add(deadline.remaining_ms);
             let corrected = self.amend(&record.id, |record| {

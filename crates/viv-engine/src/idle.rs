@@ -6,11 +6,13 @@ use std::sync::Arc;
 use viv_core::SandboxId;
 use viv_core::exec::ExecState;
 use viv_core::lifecycle::{Accepted, Event, Phase, Sandbox, Stepped, step};
+use viv_core::planted::{Planted, is_planted};
 use viv_provider::InstanceRef;
 use viv_store::StoreError;
 
 use crate::engine::{Inner, RACES_MAX, too_fast};
 use crate::error::EngineError;
+use crate::gate::Gate;
 use crate::journal;
 use crate::reconcile::{ReconcilerName, Report};
 
@@ -46,11 +48,21 @@ impl Inner {
         Ok((using, news))
     }
 
+    /// Somebody looked at it, which is not use (L6): switched off, it is (O9).
+    pub(crate) fn looked_at(&self, record: &Sandbox) {
+        let now_ms = self.clock.now_ms();
+        let counts = !self.is_gated(Gate::ActivityFilter, &record.id) || is_planted(Planted::ProbeIsActivity);
+        if !record.is_over() && counts {
+            self.knowledge.begin_use(&record.id, now_ms, ACTIVITY_GRAIN_MS);
+            self.knowledge.end_use(&record.id, now_ms);
+        }
+    }
+
     /// By its record, nobody used it for its window. Whether anything came of looking closer: it goes down a rung, or
     /// it is in use, and that is written down.
     pub(crate) async fn look_at_idle(self: &Arc<Self>, record: &Sandbox) -> Result<bool, EngineError> {
         let began_ms = self.clock.now_ms();
-        if record.phase == Phase::Ready {
+        if record.phase == Phase::Ready && !is_planted(Planted::IdleUnread) {
             let Some(used_at_ms) = self.used_at_ms(record).await else {
                 // Whether something runs in it is not known, so nothing follows (T7). Whoever does not answer is
                 // looked at.
@@ -92,7 +104,8 @@ impl Inner {
             self.saw(status).await;
         }
         let now_ms = self.clock.now_ms();
-        let foreground = executions.iter().filter(|execution| !execution.detached);
+        let filtered = self.is_gated(Gate::ActivityFilter, &record.id);
+        let foreground = executions.iter().filter(|execution| !execution.detached || !filtered);
         let last_ms = foreground.filter_map(|execution| match execution.state {
             ExecState::Running => Some(now_ms),
             ExecState::Exited { .. }
@@ -117,7 +130,7 @@ impl Inner {
             let at = self.moment();
             let is_idle = self.idle_at_ms(&before).is_some_and(|at_ms| at_ms <= at.now_ms);
             let used = self.knowledge.used_at_ms(sandbox, at.now_ms).is_some_and(|at_ms| at_ms > before.active_at_ms);
-            if !is_idle || used {
+            if (!is_idle || used) && !is_planted(Planted::IdleUnread) {
                 return Ok(false);
             }
             let Stepped::Accepted(accepted) = step(&before, &event, at) else { return Ok(false) };

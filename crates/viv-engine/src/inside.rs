@@ -14,7 +14,7 @@
 //! - One request of a sandbox is worked on at a time, a few a second, and a few of all sandboxes together: who asks
 //!   without end waits, and nobody else does (J7).
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -95,7 +95,7 @@ impl fmt::Debug for Inside {
 /// Who is listened to.
 #[derive(Debug)]
 pub(crate) struct Ears {
-    listening: Mutex<HashMap<SandboxId, (Generation, AbortHandle)>>,
+    listening: Mutex<BTreeMap<SandboxId, (Generation, AbortHandle)>>,
     places: Semaphore,
 }
 
@@ -106,7 +106,7 @@ impl Default for Ears {
 }
 
 impl Ears {
-    fn lock(&self) -> MutexGuard<'_, HashMap<SandboxId, (Generation, AbortHandle)>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<SandboxId, (Generation, AbortHandle)>> {
         self.listening.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -118,7 +118,8 @@ impl Ears {
     }
 
     pub(crate) fn end(&self) {
-        for (_, (_, task)) in self.lock().drain() {
+        // In their order, so that a simulated world replays exactly.
+        for (_, task) in std::mem::take(&mut *self.lock()).into_values() {
             task.abort();
         }
     }

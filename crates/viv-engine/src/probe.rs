@@ -6,14 +6,16 @@ use std::sync::Arc;
 use tokio::task::JoinSet;
 use viv_core::exec::{ExecState, OutputEvent};
 use viv_core::lifecycle::{
-    Actor, Cause, Check, Desired, Event, Evidence, Finding, Outcome, Phase, PortCheck, Sandbox, Seen,
+    Actor, Cause, Check, Desired, Event, Evidence, Finding, Observed, Outcome, Phase, PortCheck, Sandbox, Seen,
 };
-use viv_core::{ExecutionId, Generation, OperationId};
+use viv_core::planted::{Planted, is_planted};
+use viv_core::{EndCause, ExecutionId, Generation, OperationId};
 use viv_provider::{InstanceRef, InstanceState, Mutation, ProviderError};
 
 use crate::effect::{in_words, seen};
 use crate::engine::{Applied, Inner};
 use crate::error::EngineError;
+use crate::gate::Gate;
 use crate::journal;
 use crate::metrics::family;
 
@@ -85,6 +87,9 @@ impl Inner {
         record: &Sandbox,
         generation: Generation,
     ) -> Result<bool, EngineError> {
+        if !self.is_gated(Gate::ProviderTruth, &record.id) {
+            return Ok(false);
+        }
         let instance = InstanceRef { sandbox: record.id.clone(), generation };
         let budget = self.config.budgets.probe;
         // What could not be looked at is not seen as anything (T7); the probes will say that they had no answer.
@@ -112,6 +117,9 @@ impl Inner {
 
     /// Its hard deadline has passed by our clock: what says its arbiter (T6)? Whether that changed the record.
     pub(crate) async fn look_at_expiry(self: &Arc<Self>, record: &Sandbox) -> Result<bool, EngineError> {
+        if !self.is_gated(Gate::FreshExpiry, &record.id) || is_planted(Planted::StoredExpiry) {
+            return self.believe_expiry(record).await;
+        }
         if self.look_at_instance(record, record.generation).await? {
             return Ok(true);
         }
@@ -135,12 +143,22 @@ impl Inner {
         Ok(false)
     }
 
+    /// Switched off, the stored copy of the deadline is taken for the deadline (O9).
+    async fn believe_expiry(self: &Arc<Self>, record: &Sandbox) -> Result<bool, EngineError> {
+        let state = "expired, by what is recorded".to_owned();
+        let observed = Observed { state, via: "stored".to_owned(), at_ms: self.clock.now_ms() };
+        let seen = Seen::Ended(EndCause::Expired);
+        let event = Event::Seen { generation: record.generation, seen, observed };
+        Ok(matches!(self.apply(&record.id, &event).await?, Applied::Changed(_)))
+    }
+
     /// Probes everything at once, each with its own deadline, and remembers what was found.
     pub(crate) async fn probe(
         self: &Arc<Self>,
         record: &Sandbox,
         generation: Generation,
     ) -> Result<Evidence, EngineError> {
+        self.looked_at(record);
         let instance = InstanceRef { sandbox: record.id.clone(), generation };
         let token = self.token(&record.id).await?;
         let (exec, filesystem, ports, services) = tokio::join!(

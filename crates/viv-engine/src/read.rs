@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use viv_core::lifecycle::{Evidence, Observed, Phase, PhaseName, Sandbox, Status, status};
+use viv_core::lifecycle::{Actor, EntryKind, Evidence, Observed, Phase, PhaseName, Sandbox, Status, status};
+use viv_core::planted::{Planted, is_planted};
 use viv_core::spec::{Name, Project};
 use viv_core::{Generation, SandboxId};
 use viv_provider::{Capability, Deadline, DiskUsage, InstanceRef, ObservedVia, ResourceLimits, Usage};
@@ -92,6 +93,7 @@ impl Inner {
 
     /// A view for a reader: what is stale is signalled.
     fn shown(self: &Arc<Self>, sandbox: Sandbox) -> View {
+        self.looked_at(&sandbox);
         let view = self.view(sandbox);
         if view.status == Status::Unverified {
             self.signal_health(&view.sandbox.id);
@@ -117,6 +119,10 @@ impl Engine {
         let sandbox = self.inner.find(project, which).await?;
         if !sandbox.is_over() {
             self.inner.knowledge.read_by(&sandbox.id, reader, self.inner.clock.now_ms());
+        }
+        if is_planted(Planted::ReadResumes) && matches!(sandbox.phase, Phase::Hibernated { .. } | Phase::Frozen { .. })
+        {
+            self.ensure(&sandbox.id, EntryKind::Gateway, Actor::part("engine")).await.ok();
         }
         Ok(self.inner.shown(sandbox))
     }
@@ -182,6 +188,7 @@ impl Engine {
 /// Refuses a generation that is not the current one (T5).
 pub(crate) fn check_generation(sandbox: &Sandbox, asked: Option<Generation>) -> Result<(), EngineError> {
     match asked {
+        Some(_) if is_planted(Planted::NoGenerationCheck) => Ok(()),
         Some(asked) if asked != sandbox.generation => Err(EngineError::StaleHandle {
             sandbox: sandbox.id.clone(),
             asked,

@@ -2,13 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use viv_core::execution::{Execution, Stage};
 use viv_core::lifecycle::{Actor, Cause, Desired, Finding, Phase, PhaseName, Sandbox};
 use viv_core::schedule::Schedule;
 use viv_core::snapshot::{Snapshot, SnapshotState};
 use viv_core::{ExecutionId, FencingToken, Generation, SandboxId, ScheduleId};
+use viv_provider::{InstanceRef, InstanceState};
 use viv_store::{Epoch, Lease, LeaseKind, NewLine};
 
-use super::{Found, holds};
+use super::{Found, holds, task};
 use crate::store::Recorded;
 
 /// Findings before an instance is given up, and the time that they span (T7).
@@ -50,6 +52,15 @@ impl Changes {
             Recorded::Sandbox { before: Some(before), after, lines, .. } => self.changed(before, after, lines),
             Recorded::Row { before, after, users } => row(before.as_deref(), after.as_deref(), users),
             Recorded::Schedule { before, after, lines } => self.schedule(before.as_deref(), after.as_deref(), lines),
+            Recorded::Over { instance, state, cause } => over(instance, state, cause),
+            Recorded::Idle { instance, running } => {
+                holds("at-work-is-not-idle", running.is_empty(), || format!("{instance} rests, and {running:?} runs"))
+            }
+            Recorded::Late { snapshot, sandbox } => {
+                Err(("saved-while-it-was-there", format!("{snapshot} of {sandbox}, which was deleted, is ready")))
+            }
+            Recorded::Task { before, after } => task::check(before.as_deref(), after),
+            Recorded::Execution { before, after } => execution(before.as_deref(), after),
             Recorded::Token { token } => self.token(*token, "for nobody"),
             Recorded::Lease { lease, epoch } => self.lease(lease, *epoch),
             Recorded::Foreign { what } => Err(("owner-writes", format!("{what} by who does not own the store"))),
@@ -149,6 +160,28 @@ impl Changes {
             format!("{id} was due at {:?}, and is at {:?}", before.next_at_ms, after.next_at_ms)
         })
     }
+}
+
+fn over(instance: &InstanceRef, state: &InstanceState, cause: &Cause) -> Found {
+    let over = matches!(state, InstanceState::Ended(_) | InstanceState::Absent | InstanceState::Ending { .. });
+    let name = if *cause == Cause::Expired { "expiry-is-fetched" } else { "absence-is-seen" };
+    holds(name, over, || format!("{instance} is over ({}), and is {state}", cause.code()))
+}
+
+fn execution(before: Option<&Execution>, after: &Execution) -> Found {
+    let Some(before) = before else { return Ok(()) };
+    let end = |row: &Execution| match &row.stage {
+        Stage::Started { status, concluded: false } if status.state.is_final() => Some(status.state.clone()),
+        Stage::Started { .. } | Stage::Queued(_) => None,
+    };
+    let told = end(before);
+    holds("executions-end-once", told.is_none() || end(after) == told, || {
+        format!("{} had ended as {told:?}, and is {:?}", after.id, after.stage)
+    })?;
+    let was_started = matches!(before.stage, Stage::Started { .. });
+    holds("executions-go-one-way", !was_started || matches!(after.stage, Stage::Started { .. }), || {
+        format!("{} was started, and is {:?}", after.id, after.stage)
+    })
 }
 
 fn begun(after: &Sandbox) -> Found {
@@ -254,7 +287,9 @@ impl Step<'_> {
 
     fn is_held(&self) -> Found {
         let (before, after, id) = (self.before, self.after, &self.after.id);
-        let by_user = self.lines.iter().any(|line| line.by == crate::world::somebody());
+        // A task that begins is somebody's will too.
+        let explicit = |line: &NewLine| line.by == crate::world::somebody() || line.by.to_string().starts_with("task:");
+        let by_user = self.lines.iter().any(explicit);
         holds("held-until-asked", !before.held || after.held || by_user, || {
             format!("{id} was stopped by a user, and is let go by {:?}", self.lines)
         })?;

@@ -10,6 +10,9 @@
 mod change;
 mod picture;
 mod rest;
+mod task;
+#[cfg(test)]
+mod task_tests;
 #[cfg(test)]
 mod tests;
 
@@ -101,8 +104,25 @@ invariants! {
     "one-run-at-a-time" "L17" Change "a run of a schedule is accounted for before the next one begins";
     "an-occurrence-once" "L17" Change "each occurrence of a schedule becomes at most one run, and times only grow";
     "a-run-in-one-generation" "L17" Change "a run that was begun in one generation is not begun in another";
+    "expiry-is-fetched" "T6" Change "nobody is called expired whose instance lives";
+    "absence-is-seen" "T7" Change "nothing is called gone at its provider that lives";
+    "at-work-is-not-idle" "L6" Change "nobody is put to rest for idling while a command runs in the foreground";
+    "saved-while-it-was-there" "L11" Change "a snapshot of what was deleted meanwhile never becomes ready";
+    "executions-go-one-way" "X1" Change "what was started does not wait to be started any more";
+    "executions-end-once" "X1" Change "an execution whose end was told has that end for ever";
+    "tasks-count" "K1" Change "a task's version grows by one, and its steps are taken one after the other";
+    "tasks-end-once" "K1" Change "a task that is over is changed only by being continued, which is another run";
+    "tasks-end-as-told" "K1" Change "a task ends as it was to end, or as effect_unknown exactly when that is so";
+    "an-end-is-kept" "K2" Change "what a task is to end as is not changed or withdrawn in that run";
+    "nothing-begins-after-the-end" "K2" Change "a task that is to end starts nothing more";
+    "no-grant-after-the-end" "K5" Change "a task that is to end is granted nothing more";
+    "grants-are-declared" "K5" Change "an effect is granted if it was declared, and again only if it failed or is repeatable";
+    "one-effect-at-a-time" "K5" Change "one effect at most is in flight";
+    "outcomes-stay" "K5" Change "what an effect came to stays, and a grant is never forgotten";
+    "over-is-settled" "K5" Change "a task that is over has no effect in flight";
     "intent-before-instance" "L1" Step "no instance is there without a record, or of a generation that no record has";
     "one-generation-lives" "L15" Step "nothing older than the record's generation lives";
+    "superseded-changes-nothing" "L15" Step "who has a lesser token than somebody before changes nothing at the provider";
     "stopped-is-absent" "L8" Step "of what is stopped there is no instance";
     "hibernated-is-absent" "L10" Step "of what is hibernated there is no instance";
     "failed-leaves-nothing" "J5" Step "of what failed and was cleared there is no instance";
@@ -115,6 +135,10 @@ invariants! {
     "acknowledged-work-stays" "L10" Step "a file whose writing into a persistent sandbox was acknowledged is there whenever that is ready, unless somebody went back, began anew or discarded";
     "started-in-one-generation" "X1" Step "no command is started in two generations";
     "drained-stays-drained" "L21" Step "once a drain was told to be complete, nothing runs until it is taken back";
+    "over-tasks-run-nothing" "K2" Step "nothing that a task started runs in a ready sandbox once it is over";
+    "one-task-at-work" "K1" Step "one task at most is at work in a sandbox";
+    "strays-have-grace" "J1" Step "what has no record is collected only after the grace, and two listings that have it";
+    "foreign-is-left-alone" "J1" Step "what is not ours is never touched";
     "stuck-is-noticed" "J7" Step "a phase past its deadline is noticed within two minutes (worlds without faults)";
     "one-key-one-sandbox" "L1" Answer "a key with the same body makes one sandbox";
     "durable-before-answer" "L8" Answer "what is answered is recorded";
@@ -130,12 +154,19 @@ invariants! {
     "reads-change-nothing" "T9" Answer "a read changes no record, no activity, and nothing at the provider";
     "draining-takes-nothing" "L21" Answer "while the daemon is drained, no create and no ensure is taken";
     "undrained-takes-work" "L21" Answer "a daemon that nobody drained, or that was undrained, takes new work";
+    "probed-before-use" "T4" Answer "a handle is given by a daemon that has probed this generation";
+    "a-reconnect-joins" "L4" Answer "who comes with a handle gets nothing that rests, unless somebody else woke it";
+    "stops-of-tasks-are-durable" "K2" Answer "an acknowledged stop of a task is recorded, or it was over";
+    "stops-of-tasks-are-soon" "K3" Step "a task that was stopped is over within a minute (worlds without faults)";
     "forks-are-all-there" "L11" Answer "of an acknowledged fork all are there";
     "comes-to-rest" "P3" Rest "when faults stop, everything is where it is wanted, lost or failed, in bounded time";
     "rest-is-real" "P3" Rest "what is ready runs, and what is frozen stands still, at the provider";
     "nothing-is-at-work" "P3" Rest "no driver is at work, and no run of a schedule is under way";
     "nothing-is-changed" "P3" Rest "at rest nothing is changed at the provider";
     "nothing-is-recorded" "P3" Rest "at rest nothing is recorded";
+    "unused-goes-to-rest" "L6" Rest "what nobody used for its window rests, however often it was looked at";
+    "tasks-come-to-rest" "P3" Rest "every task is over";
+    "any-path-same-state" "P4" Rest "whatever happened to a sandbox, the same wishes lead it where they lead a new one";
     "no-orphans" "J1" Rest "no instance is without its record";
     "rows-are-what-is-there" "L11" Rest "rows of snapshots and what the provider has are the same";
     "deleted-leaves-no-rows" "L11" Rest "what was deleted has no snapshots but those that others begin with";

@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use viv_core::lifecycle::{Phase, PhaseName, Sandbox};
 use viv_core::schedule::Schedule;
 use viv_core::snapshot::{Snapshot, SnapshotState};
+use viv_core::task::Task;
 use viv_core::{Generation, OwnerMark, SandboxId, SnapshotId};
 use viv_provider::sim::SimProvider;
 use viv_provider::{InstanceState, PageRequest, Provider};
-use viv_store::{ListQuery, MemoryStore, ScheduleQuery, SnapshotQuery, Store};
+use viv_store::{ListQuery, ScheduleQuery, SnapshotQuery, Store, TaskQuery};
 
 use super::{Found, holds};
 
@@ -26,11 +27,14 @@ pub(crate) struct Picture {
     pub(crate) rows: BTreeMap<SnapshotId, Snapshot>,
     pub(crate) saved: BTreeSet<SnapshotId>,
     pub(crate) schedules: Vec<Schedule>,
+    pub(crate) tasks: Vec<Task>,
+    /// Instances that no record is to have.
+    pub(crate) strays: BTreeSet<SandboxId>,
 }
 
 impl Picture {
     /// Neither store nor provider fail here, or take time: this is the truth.
-    pub(crate) async fn take(store: &MemoryStore, provider: &SimProvider, owner: &OwnerMark) -> Self {
+    pub(crate) async fn take(store: &dyn Store, provider: &SimProvider, owner: &OwnerMark) -> Self {
         let told = "the truth is always told";
         let all = ListQuery { deleted: true, limit: MANY, ..ListQuery::default() };
         let records = store.list(&all).await.expect(told).items;
@@ -38,6 +42,8 @@ impl Picture {
         let rows = store.snapshots(&rows).await.expect(told).items;
         let schedules = ScheduleQuery { limit: MANY, ..ScheduleQuery::default() };
         let schedules = store.schedules(&schedules).await.expect(told).items;
+        let tasks = TaskQuery { limit: MANY, ..TaskQuery::default() };
+        let tasks = store.tasks(&tasks).await.expect(told).items;
         let mut instances = BTreeMap::new();
         let mut page = PageRequest::default();
         loop {
@@ -61,6 +67,8 @@ impl Picture {
             rows: rows.into_iter().map(|row| (row.id.clone(), row)).collect(),
             saved,
             schedules,
+            tasks,
+            strays: BTreeSet::new(),
         }
     }
 

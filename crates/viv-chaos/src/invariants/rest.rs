@@ -2,15 +2,22 @@
 
 use viv_core::lifecycle::{Desired, FreezeStep, Phase};
 use viv_core::snapshot::SnapshotState;
+use viv_core::task::{Task, TaskState};
 use viv_provider::{InstanceRef, InstanceState, Provider};
-use viv_store::Store;
 
 use super::{Found, Picture, holds};
+use crate::at_once::at_once;
 use crate::store::FaultyStore;
+
+/// Windows of idling that have passed by when everything rests: clients stopped more than ten minutes before.
+const IDLES_WITHIN_MS: u64 = 5 * 60_000;
+
+/// Looks for idling may be late by so much.
+const IDLE_SLACK_MS: u64 = 60_000;
 
 impl Picture {
     /// Everything is where it is wanted, and really so.
-    pub(crate) fn check_rest(&self) -> Found {
+    pub(crate) fn check_rest(&self, drained: bool) -> Found {
         for record in self.records.values() {
             let at_rest = matches!(
                 (&record.desired, &record.phase),
@@ -33,6 +40,12 @@ impl Picture {
         for (id, (generation, _)) in &self.instances {
             holds("no-orphans", self.records.contains_key(id), || format!("{id}@{generation}"))?;
         }
+        let stray = self.strays.iter().next();
+        holds("no-orphans", stray.is_none(), || format!("{stray:?} was never collected"))?;
+        // While nothing new is begun, a task waits for its turn.
+        let waits = |task: &Task| drained && task.state == TaskState::Queued;
+        let living = self.tasks.iter().find(|task| !task.state.is_final() && !waits(task));
+        holds("tasks-come-to-rest", living.is_none(), || format!("{living:?}"))?;
         let running = self.schedules.iter().find(|schedule| schedule.run.is_some());
         holds("nothing-is-at-work", running.is_none(), || format!("{running:?} is under way"))?;
         let unready = self.rows.values().find(|row| row.state != SnapshotState::Ready);
@@ -43,16 +56,36 @@ impl Picture {
         })
     }
 
+    /// What nobody used for its window is at rest, however often it was looked at: no client was there for longer than
+    /// that.
+    pub(crate) fn check_idle(&self, now_ms: u64) -> Found {
+        for record in self.records.values().filter(|record| record.phase == Phase::Ready) {
+            let window_ms = record.policy.idle_ms;
+            if window_ms > IDLES_WITHIN_MS || record.idle_at_ms(true).is_none() {
+                continue;
+            }
+            let awake = record.keep_awake.values().any(|lease| lease.until_ms > now_ms);
+            let fresh = record.phase_since_ms.saturating_add(window_ms + IDLE_SLACK_MS) > now_ms;
+            holds("unused-goes-to-rest", awake || fresh, || {
+                format!(
+                    "{} has a window of {window_ms} ms, and is ready, last used at {}",
+                    record.id, record.active_at_ms
+                )
+            })?;
+        }
+        Ok(())
+    }
+
     /// What was deleted has left nothing.
     pub(crate) async fn check_leftovers(&self, store: &FaultyStore) -> Found {
         for row in self.rows.values() {
             let Some(sandbox) = &row.sandbox else { continue };
             let deleted = self.records.get(sandbox).is_none_or(|record| record.deleted);
-            let users = store.truth.users(&row.id, 1).await.unwrap_or_default();
+            let users = at_once(store.truth.users(&row.id, 1)).await.unwrap_or_default();
             holds("deleted-leaves-no-rows", !deleted || !users.is_empty(), || format!("{} of {sandbox}", row.id))?;
         }
         for record in self.records.values().filter(|record| record.is_over()) {
-            let leases = store.truth.leases(&record.id).await.unwrap_or_default();
+            let leases = at_once(store.truth.leases(&record.id)).await.unwrap_or_default();
             holds("gone-holds-no-lease", leases.is_empty(), || format!("{leases:?}"))?;
         }
         Ok(())

@@ -287,7 +287,8 @@ fn broken() -> Vec<(&'static str, Vec<Recorded>)> {
 
 #[test]
 fn p2_every_invariant_on_changes_can_be_broken() {
-    let cases = broken();
+    let mut cases = broken();
+    cases.extend(super::task_tests::broken());
     for invariant in INVARIANTS.iter().filter(|invariant| invariant.when == When::Change) {
         let case = cases.iter().find(|(name, _)| *name == invariant.name);
         let (name, changes) = case.unwrap_or_else(|| panic!("nothing breaks {}", invariant.name));

@@ -52,6 +52,7 @@ pub use step::{Accepted, Denial, Happened, Ignored, Stepped, claim, step};
 use crate::exec::{ExecState, ExecStatus};
 use crate::hook::HookPoint;
 use crate::id::{Generation, OperationId, SandboxId, SnapshotId};
+use crate::planted::{Planted, is_planted};
 use crate::service::ServiceRun;
 use crate::spec::{Name, Policy, Project, SandboxSpec, ServiceName};
 
@@ -370,6 +371,7 @@ impl Sandbox {
     pub fn due_at_ms(&self) -> Option<u64> {
         let looked_at_again = match &self.phase {
             Phase::Ready | Phase::Verifying { .. } => self.desired == Desired::Hibernated || self.rollback.is_some(),
+            Phase::Hibernated { .. } if is_planted(Planted::ChainedResume) => true,
             Phase::Hibernated { .. } | Phase::Lost => self.entry.is_some(),
             Phase::Provisioning { .. }
             | Phase::Frozen { .. }

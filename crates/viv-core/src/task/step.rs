@@ -7,6 +7,7 @@ use super::{TaskState, TaskTimes};
 use crate::exec::{ExecSpec, ExecState};
 use crate::id::{ExecutionId, Generation, RequestId, SandboxId};
 use crate::lifecycle::Actor;
+use crate::planted::{Planted, is_planted};
 
 /// What happens to a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -416,7 +417,7 @@ fn asked(task: &mut Task, request: &RequestId, effect: &str, gated: bool, now_ms
         return if must_not { Err(TaskDenial::Ending) } else { Ok(()) };
     }
     if gated {
-        if task.ending.is_some() {
+        if task.ending.is_some() && !is_planted(Planted::GrantAfterStop) {
             return Err(TaskDenial::Ending);
         }
         match task.state {
@@ -427,6 +428,7 @@ fn asked(task: &mut Task, request: &RequestId, effect: &str, gated: bool, now_ms
         let rule = task.effects.iter().find(|rule| rule.name == effect).ok_or(TaskDenial::Undeclared)?;
         for before in task.grants.iter().filter(|grant| grant.effect == effect) {
             match before.outcome {
+                EffectOutcome::Done if is_planted(Planted::EffectTwice) => {}
                 EffectOutcome::Done if !rule.repeatable => return Err(TaskDenial::DoneBefore),
                 EffectOutcome::Unknown => return Err(TaskDenial::Unknown),
                 EffectOutcome::Done | EffectOutcome::Failed { .. } | EffectOutcome::InFlight => {}

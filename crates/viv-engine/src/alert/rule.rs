@@ -319,6 +319,16 @@ pub static RULES: &[Rule] = &[
         what: "events were not taken for so long that nobody tries any more",
         helps: "viv webhook ls",
     },
+    Rule {
+        name: "gate_off",
+        severity: Severity::Warning,
+        measure: Measure::Sum(&family::GATES_OFF),
+        above: 0.0,
+        window_s: 0,
+        for_s: 0,
+        what: "gates are off, or not on for everybody, and nothing else does what they do",
+        helps: "viv version",
+    },
 ];
 
 /// A page that tells them all: a part of `docs/alerts.md` is made of it.

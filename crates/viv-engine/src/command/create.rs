@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use viv_core::lifecycle::{Actor, NewSandbox, Sandbox};
+use viv_core::planted::{Planted, is_planted};
 use viv_core::spec::{Name, Policy, Project, SandboxSpec, check_pairs};
 use viv_core::{SandboxId, SnapshotId};
 use viv_store::{Change, Idempotency, StoreError};
@@ -85,6 +86,7 @@ impl Engine {
             at_ms: at.now_ms,
             made: None,
         });
+        let idempotency = idempotency.filter(|_| !is_planted(Planted::KeyForgotten));
         // Who has an id already did not get a spare's.
         let is_new = id.is_none();
         let id = id.unwrap_or_else(|| SandboxId::from_bytes((inner.draw)()));

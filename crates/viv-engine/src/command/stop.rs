@@ -1,7 +1,8 @@
 //! Stop (L8).
 
 use viv_core::SandboxId;
-use viv_core::lifecycle::{Actor, Event, Phase};
+use viv_core::lifecycle::{Actor, Desired, Event, Phase, Sandbox};
+use viv_core::planted::{Planted, is_planted};
 
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -11,6 +12,11 @@ impl Engine {
     /// Records that it is to be stopped, and answers when it was looked for, if it was lost: see
     /// [`Engine::wait_settled`].
     pub async fn stop(&self, sandbox: &SandboxId, by: Actor) -> Result<View, EngineError> {
+        if is_planted(Planted::StopUnwritten) {
+            let record = self.inner.load(sandbox).await?;
+            let version = record.version + 1;
+            return Ok(self.inner.view(Sandbox { desired: Desired::Hibernated, version, ..record }));
+        }
         let record = self.inner.ask(sandbox, &Event::Stop { by }).await?.sandbox();
         self.inner.reached("stop.committed");
         // What is lost may live all the same: it is looked for before this is answered, and stopped when it is found. Who

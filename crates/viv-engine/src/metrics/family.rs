@@ -107,6 +107,7 @@ families! {
     QUOTA_RATIO = "viv_quota_use_ratio", Kind::Gauge, ["quota"], "The one by the other.";
     QUOTA_REFUSALS = "viv_quota_refusals_total", Kind::Counter, [], "Requests that were refused because a quota was used up.";
 
+    GATES_OFF = "viv_gates_off", Kind::Gauge, [], "Gates that are off, or not on for everybody.";
     BREAKER_OPEN = "viv_breakers_open", Kind::Gauge, ["kind"], "Destinations that are left alone for a while because they fail.";
     BREAKER_OPENED = "viv_breaker_opened_total", Kind::Counter, [], "How often the provider was left alone.";
     WEBHOOKS = "viv_webhook_deliveries_total", Kind::Counter, ["outcome"], "Tries to deliver a webhook of a hook.";

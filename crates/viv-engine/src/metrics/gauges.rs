@@ -12,6 +12,7 @@ use super::{Metrics, family};
 use crate::breaker::BreakerKind;
 use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
+use crate::gate::Gate;
 
 /// Records read at once.
 const PAGE: usize = 1_000;
@@ -222,6 +223,8 @@ impl Inner {
         let outside = self.outside.status(now_ms).iter().filter(|one| one.open).count();
         metrics.set(&family::BREAKER_OPEN, &[kind(BreakerKind::Provider)], f64::from(u8::from(provider.open)));
         metrics.set(&family::BREAKER_OPEN, &[kind(BreakerKind::Webhook)], float(outside as u64));
+        let gates_off = Gate::ALL.into_iter().filter(|gate| !self.config.gates.is_on_everywhere(*gate)).count();
+        metrics.set(&family::GATES_OFF, &[], float(gates_off as u64));
         metrics.set(&family::BREAKER_OPENED, &[], float(provider.opened));
         let groups = self.store.groups();
         metrics.set(&family::STORE_GROUPS, &[], float(groups.count));

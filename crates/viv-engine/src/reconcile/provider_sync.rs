@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use viv_core::lifecycle::{Actor, Event, Observed, Phase, PhaseName, Sandbox, Seen};
+use viv_core::planted::{Planted, is_planted};
 use viv_core::{OperationId, SandboxId};
 use viv_provider::{InstanceRef, InstanceState, Listed, Mutation, PageRequest};
 use viv_store::{ListQuery, NewLine};
@@ -36,7 +37,10 @@ impl Suspects {
 pub(crate) async fn run(inner: &Arc<Inner>) -> Result<Report, EngineError> {
     let mut report = Report::default();
     // What is created meanwhile is not in the listing, and its record is not asked for: nothing follows from that.
-    let listed = list(inner).await?;
+    let listed = match list(inner).await {
+        Err(_) if is_planted(Planted::FailedListIsEmpty) => Everything { items: Vec::new(), complete: true },
+        listed => listed?,
+    };
     let mut unknown = BTreeSet::new();
     for item in &listed.items {
         match inner.store.get(&item.instance.sandbox).await? {
@@ -71,7 +75,7 @@ pub(crate) async fn list(inner: &Arc<Inner>) -> Result<Everything, EngineError> 
             after_ms: budget.as_millis() as u64,
         });
         let listed = listed.and_then(|listed| listed).map_err(EngineError::Provider)?;
-        everything.complete &= !listed.is_partial();
+        everything.complete &= !listed.is_partial() || is_planted(Planted::PartialListIsWhole);
         everything.items.extend(listed.items);
         let Some(next) = listed.next else { return Ok(everything) };
         page = PageRequest { cursor: Some(next), limit: None };
@@ -107,7 +111,7 @@ async fn known(inner: &Arc<Inner>, record: &Sandbox, item: &Listed, report: &mut
         }
         return Ok(());
     }
-    if item.instance.generation != record.generation {
+    if item.instance.generation != record.generation || !inner.is_gated(Gate::ProviderTruth, &record.id) {
         return Ok(());
     }
     let seen = match &item.state {
@@ -147,6 +151,10 @@ async fn collect(inner: &Arc<Inner>, unknown: &BTreeSet<InstanceRef>, report: &m
             let (since_ms, listings) = suspects.entry(instance.clone()).or_insert((now_ms, 0));
             *listings += 1;
             let off = |gate: Gate| !inner.is_gated(gate, &instance.sandbox);
+            if is_planted(Planted::NoOrphanGrace) {
+                due.push(instance.clone());
+                continue;
+            }
             let waited = now_ms.saturating_sub(*since_ms) >= grace_ms || off(Gate::OrphanGrace);
             if waited && (*listings >= 2 || off(Gate::TwoListings)) {
                 due.push(instance.clone());
@@ -212,6 +220,12 @@ async fn missing(inner: &Arc<Inner>, there: &HashSet<&SandboxId>, report: &mut R
     loop {
         let page = inner.store.list(&query).await?;
         for record in page.items.iter().filter(|record| !there.contains(&record.id)) {
+            if is_planted(Planted::FailedListIsEmpty) || is_planted(Planted::PartialListIsWhole) {
+                let observed = Observed::absent(inner.clock.now_ms());
+                let event = Event::Seen { generation: record.generation, seen: Seen::Absent, observed };
+                inner.apply(&record.id, &event).await?;
+                continue;
+            }
             if inner.look_at_instance(record, record.generation).await? {
                 report.found += 1;
                 report.did += 1;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use viv_core::ExecutionId;
 use viv_core::exec::{ExecSpec, OutputEvent};
 use viv_core::lifecycle::Phase;
+use viv_core::planted::{Planted, is_planted};
 use viv_core::task::{EFFECT_GRACE_MS, Task, TaskEvent, TaskState};
 use viv_provider::ProviderError;
 use viv_store::TaskOutput;
@@ -63,6 +64,7 @@ impl Engine {
                 rung.as_mut().enable();
                 if self.task(None, id).await?.in_flight().is_some() {
                     tokio::select! {
+                        biased;
                         () = rung => {}
                         () = tokio::time::sleep_until(inner.clock.at(until_ms)) => {}
                     }
@@ -72,7 +74,7 @@ impl Engine {
         }
         inner.reached("task.ending");
         let idle = ending.outcome == TaskState::TimedOut && !self.task_gate(Gate::AuthoritativeTimeout, &task);
-        if !idle {
+        if !idle && !is_planted(Planted::TaskEndsUnkilled) {
             let tree = self.end_tree(&task).await?;
             self.end_place(&task, tree).await?;
         }

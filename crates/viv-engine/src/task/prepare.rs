@@ -51,6 +51,7 @@ impl Engine {
         let inner = &self.inner;
         // The semaphore is never closed.
         let _place = tokio::select! {
+            biased;
             place = inner.tasks.places.acquire() => place.map_err(|_| EngineError::ShuttingDown)?,
             ended = self.until_ending(&task.id) => return ended,
         };
@@ -62,6 +63,7 @@ impl Engine {
                 // Another one is at work there, or nothing new is begun for now.
                 Err(EngineError::TaskBusy { .. } | EngineError::Draining) => {
                     tokio::select! {
+                        biased;
                         () = turn => {}
                         () = tokio::time::sleep(TURN_EVERY) => {}
                         ended = self.until_ending(&task.id) => return ended,

@@ -1,6 +1,7 @@
 //! What writes do.
 
 use viv_core::lifecycle::Sandbox;
+use viv_core::planted::{Planted, is_planted};
 use viv_core::{FencingToken, SandboxId};
 
 use super::{Held, Result, State};
@@ -26,7 +27,7 @@ impl State {
         let found = self.sandboxes.get(&sandbox.id);
         let version = found.map_or(0, |found| found.version);
         let used = found.zip(unused_since_ms).is_some_and(|(found, since_ms)| found.active_at_ms > since_ms);
-        if version != expected || used {
+        if (version != expected && !is_planted(Planted::NoCompare)) || used {
             return Err(StoreError::Conflict { sandbox: sandbox.id, expected, found: version });
         }
         if let Some(by) = self.name_taken(&sandbox) {
@@ -47,10 +48,10 @@ impl State {
             let known = Remembered { body_hash, sandbox: sandbox.id.clone(), at_ms, made };
             self.idempotency.insert((project, route, key), known);
         }
-        if sandbox.is_over() {
+        if sandbox.is_over() && !is_planted(Planted::LeaseOutlivesDelete) {
             self.leases.retain(|(of, _), _| *of != sandbox.id);
         }
-        if !is_living(&sandbox) {
+        if !is_living(&sandbox) && !is_planted(Planted::ScheduleOutlivesDelete) {
             self.schedules.retain(|_, schedule| schedule.sandbox != sandbox.id);
         }
         self.settle_executions(&sandbox);
@@ -117,7 +118,7 @@ impl State {
     }
 
     pub(super) fn draw_token(&mut self) -> FencingToken {
-        self.token += 1;
+        self.token += u64::from(self.token == 0 || !is_planted(Planted::TokenReused));
         FencingToken(self.token)
     }
 

@@ -5,13 +5,14 @@ use super::{Denial, Happened, Ignored, Stepped};
 use crate::lifecycle::cause::{Actor, Cause};
 use crate::lifecycle::phase::{Phase, VerifyStep};
 use crate::lifecycle::{Desired, Entry, EntryKind, Moment, Sandbox};
+use crate::planted::{Planted, is_planted};
 
 /// Somebody wants it to run.
 pub(super) fn enter(sandbox: &Sandbox, kind: EntryKind, by: &Actor, at: Moment<'_>) -> Stepped {
     if sandbox.deleted || sandbox.desired == Desired::Gone {
         return Stepped::Denied(Denial::Gone);
     }
-    if sandbox.held && !kind.is_explicit() {
+    if sandbox.held && !kind.is_explicit() && !is_planted(Planted::HeldForgotten) {
         return Stepped::Denied(Denial::Held);
     }
     let wanted_before = sandbox.desired == Desired::Running;
@@ -83,7 +84,8 @@ pub(super) fn stop(sandbox: &Sandbox, by: &Actor, at: Moment<'_>) -> Stepped {
         | Phase::Resuming { .. }
         | Phase::Lost
         | Phase::Failed { .. } => {
-            if sandbox.desired == Desired::Hibernated && sandbox.held && sandbox.entry.is_none() {
+            let known = sandbox.desired == Desired::Hibernated && sandbox.held && sandbox.entry.is_none();
+            if known || is_planted(Planted::StopDroppedWhenBusy) {
                 return Stepped::Ignored(Ignored::NothingNew);
             }
             draft.next.desired = Desired::Hibernated;

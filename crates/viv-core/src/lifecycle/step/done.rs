@@ -9,6 +9,7 @@ use crate::lifecycle::event::{Failure, FailureKind, Outcome};
 use crate::lifecycle::evidence::{Evidence, Finding, Observed};
 use crate::lifecycle::phase::{FreezeStep, HibernateStep, MakeStep, Phase, PhaseName, ResumeStep, VerifyStep};
 use crate::lifecycle::{Memory, Moment, Sandbox};
+use crate::planted::{Planted, is_planted};
 
 /// What was cleared was looked for, and was not there.
 fn with_what_was_seen<'a>(mut draft: Draft<'a>, outcome: &Outcome) -> Draft<'a> {
@@ -89,6 +90,12 @@ pub(super) fn done(sandbox: &Sandbox, operation: &OperationId, outcome: &Outcome
         {
             draft.memory_not_saved(why)
         }
+        (Phase::Hibernating { step: HibernateStep::Save, .. }, Outcome::Failed(_))
+            if is_planted(Planted::FailedSaveRunsOn) =>
+        {
+            let verify = Verify { step: VerifyStep::Probe, rebuilds: 0, findings: 0, was_ready: true };
+            draft.verifying(verify, Cause::SaveFailed, &Actor::part("engine"), None)
+        }
         (Phase::Hibernating { step: HibernateStep::Save, .. }, Outcome::Failed(failure)) => {
             if let Phase::Hibernating { save_failed, .. } = &mut draft.next.phase {
                 *save_failed = true;
@@ -160,6 +167,9 @@ fn made(mut draft: Draft<'_>, phase: &Phase, rebuilds: u32, remaining_ms: Option
     }
     draft.next.expires_at_ms = remaining_ms.map(|left_ms| draft.at.now_ms.saturating_add(left_ms));
     draft.next.evidence = Evidence::default();
+    if is_planted(Planted::ReadyUnverified) {
+        return draft.ready();
+    }
     let verify = Verify { step: VerifyStep::Probe, rebuilds, findings: 0, was_ready: false };
     draft.verifying(verify, Cause::Made, &Actor::part("engine"), None)
 }
@@ -259,7 +269,11 @@ fn found(mut draft: Draft<'_>, made_ms: Option<u64>, cause: Cause, complaint: St
         let span_ms = made_ms.unwrap_or(0).min(at.now_ms).saturating_sub(*found_at_ms);
         enough = *findings >= at.timings.findings_min && span_ms >= at.timings.findings_span_ms;
     }
-    if enough { given_up(draft, cause, Some(complaint)) } else { draft.retry(complaint) }
+    if enough || is_planted(Planted::OneFindingKills) {
+        given_up(draft, cause, Some(complaint))
+    } else {
+        draft.retry(complaint)
+    }
 }
 
 /// The snapshot whose memory an instance began with that somebody waits for, and that never was ready.

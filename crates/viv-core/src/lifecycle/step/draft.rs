@@ -6,7 +6,8 @@ use crate::lifecycle::cause::{Actor, Cause, Caused};
 use crate::lifecycle::evidence::Evidence;
 use crate::lifecycle::phase::{FreezeStep, HibernateStep, MakeStep, Phase, PhaseName, ResumeStep, VerifyStep, Work};
 use crate::lifecycle::{Desired, Memory, Moment, Sandbox};
-use crate::spec::Hibernate;
+use crate::planted::{Planted, is_planted};
+use crate::spec::{Hibernate, Policy};
 
 /// A record on its way to its next version.
 pub(super) struct Draft<'t> {
@@ -179,6 +180,9 @@ impl<'t> Draft<'t> {
         self.next.expires_at_ms = None;
         self.next.evidence = Evidence::default();
         let snapshot = if self.next.rollback.is_some() { self.beginning().unwrap_or(snapshot) } else { snapshot };
+        if is_planted(Planted::EntryForgotten) {
+            self.next.entry = None;
+        }
         let by = self.next.held_by.clone().unwrap_or_else(|| self.next.cause.by.clone());
         let said = match &self.next.memory {
             Some(Memory::NotSaved { why }) => Some(format!("its memory was not saved: {why}")),
@@ -254,7 +258,7 @@ impl<'t> Draft<'t> {
     /// A new instance is to take the place of one that may have files that nobody saved: they are sealed first (T7).
     pub(super) fn replace(mut self, rebuilds: u32, cause: Cause, by: &Actor, message: Option<String>) -> Stepped {
         // Nothing is kept of what is to begin anew.
-        if !self.next.policy.persistent || self.next.resetting {
+        if !self.next.policy.persistent || self.next.resetting || is_planted(Planted::ReplacedUnsealed) {
             return self.remake(rebuilds, cause, by, message);
         }
         let work = self.work(self.at.timings.save_ms);
@@ -275,6 +279,9 @@ impl<'t> Draft<'t> {
     /// What was saved is to run again, under a new generation.
     pub(super) fn resuming(mut self, snapshot: SnapshotId, cause: Cause, by: &Actor) -> Stepped {
         let snapshot = if self.next.rollback.is_some() { self.beginning().unwrap_or(snapshot) } else { snapshot };
+        if is_planted(Planted::PolicyReset) {
+            self.next.policy = Policy::default_for(self.next.name.as_ref());
+        }
         self.next_generation();
         self.forgo_memory(Some(&snapshot));
         let work = self.work(self.at.timings.make_ms);

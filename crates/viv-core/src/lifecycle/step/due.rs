@@ -5,6 +5,7 @@ use super::{Ignored, Stepped, claim, done};
 use crate::lifecycle::cause::{Actor, Cause};
 use crate::lifecycle::phase::{FreezeStep, HibernateStep, MakeStep, Phase, ResumeStep, VerifyStep};
 use crate::lifecycle::{Desired, Moment, Sandbox};
+use crate::planted::{Planted, is_planted};
 
 /// The time has come that [`Sandbox::due_at_ms`] told.
 pub(super) fn due(sandbox: &Sandbox, at: Moment<'_>) -> Stepped {
@@ -21,6 +22,9 @@ pub(super) fn due(sandbox: &Sandbox, at: Moment<'_>) -> Stepped {
         Phase::Lost => {
             let Some(entry) = sandbox.entry.clone() else { return Stepped::Ignored(Ignored::NotDue) };
             return draft.replace(0, Cause::Requested, &entry.by, None);
+        }
+        Phase::Hibernated { snapshot } if is_planted(Planted::ChainedResume) => {
+            return draft.resuming(snapshot.clone(), Cause::Requested, &Actor::part("engine"));
         }
         Phase::Hibernated { snapshot } => {
             let Some(entry) = sandbox.entry.clone() else { return Stepped::Ignored(Ignored::NotDue) };
@@ -56,6 +60,9 @@ pub(super) fn due(sandbox: &Sandbox, at: Moment<'_>) -> Stepped {
         // What its services and hooks take is theirs; else it is the spare that is silent.
         Phase::Verifying { step: VerifyStep::Claim | VerifyStep::Probe, .. } if claim::is_on_trial(sandbox) => {
             claim::broken(draft, why)
+        }
+        Phase::Verifying { was_ready: true, .. } if is_planted(Planted::SilentIsReplaced) => {
+            draft.replace(1, Cause::Unresponsive, &Actor::part("engine"), why)
         }
         Phase::Verifying { was_ready: true, .. } => draft.lost(Cause::Unresponsive, why),
         // What was restored and is silent is nothing that anybody had: its files are those that were saved.

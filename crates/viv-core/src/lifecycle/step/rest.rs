@@ -6,6 +6,7 @@ use crate::lifecycle::cause::{Actor, Cause};
 use crate::lifecycle::event::RestAt;
 use crate::lifecycle::phase::{FreezeStep, HibernateStep, Phase};
 use crate::lifecycle::{Desired, EntryKind, Moment, Sandbox};
+use crate::planted::{Planted, is_planted};
 
 fn is_gone(sandbox: &Sandbox) -> bool {
     sandbox.deleted || sandbox.desired == Desired::Gone
@@ -139,7 +140,8 @@ fn is_failed_save(phase: &Phase) -> bool {
 /// Nobody uses it. Activity is read again here, where the decision is made (L6).
 pub(super) fn idle(sandbox: &Sandbox, freezes: bool, at: Moment<'_>) -> Stepped {
     let Some(idle_at_ms) = sandbox.idle_at_ms(freezes) else { return Stepped::Ignored(Ignored::Busy) };
-    if at.now_ms < idle_at_ms || sandbox.entry.is_some() {
+    let read_again = !is_planted(Planted::IdleUnread);
+    if read_again && (at.now_ms < idle_at_ms || sandbox.entry.is_some()) {
         return Stepped::Ignored(Ignored::NotIdle);
     }
     let (draft, by) = (Draft::of(sandbox, at), Actor::part("idle"));

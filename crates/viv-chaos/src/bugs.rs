@@ -1,0 +1,56 @@
+//! Which invariant catches which planted bug.
+
+use viv_core::planted::Planted;
+
+/// A bug, and what it breaks.
+#[derive(Debug, Clone, Copy)]
+pub struct Bug {
+    /// Which.
+    pub planted: Planted,
+    /// One of these is found broken.
+    pub breaks: &'static [&'static str],
+}
+
+macro_rules! bugs {
+    ($($planted:ident: $($breaks:literal)*;)*) => {
+        /// All of them.
+        pub const BUGS: &[Bug] = &[$(Bug { planted: Planted::$planted, breaks: &[$($breaks),*] },)*];
+    };
+}
+
+bugs! {
+    NoTokenFence: "superseded-changes-nothing";
+    BuriedIsMade: "stopped-is-absent" "hibernated-is-absent" "failed-leaves-nothing" "one-generation-lives";
+    AbsenceUnseen: "stopped-is-absent" "hibernated-is-absent" "failed-leaves-nothing" "one-generation-lives";
+    FailedListIsEmpty: "absence-is-seen";
+    PartialListIsWhole: "absence-is-seen";
+    NoOrphanGrace: "strays-have-grace";
+    ProbeIsActivity: "unused-goes-to-rest" "stopped-is-the-end";
+    IdleUnread: "at-work-is-not-idle" "idle-after-its-window";
+    StoredExpiry: "expiry-is-fetched";
+    ChainedResume: "entry-makes";
+    ReadResumes: "reads-change-nothing";
+    HeldForgotten: "held-until-asked";
+    StopDroppedWhenBusy: "stop-is-taken";
+    StopUnwritten: "durable-before-answer";
+    EntryForgotten: "entry-is-answered";
+    ReadyUnverified: "verified-before-ready";
+    OneFindingKills: "three-findings";
+    SilentIsReplaced: "timeouts-replace-nothing";
+    ReplacedUnsealed: "acknowledged-work-stays";
+    FailedSaveRunsOn: "saving-never-runs-on";
+    PolicyReset: "policy-stays";
+    NoGenerationCheck: "old-handles-are-refused";
+    MoveWithoutLine: "moves-have-causes";
+    NoCompare: "version-counts";
+    SupersededWrites: "owner-writes";
+    TokenReused: "tokens-grow";
+    LeaseOutlivesDelete: "gone-holds-no-lease";
+    ScheduleOutlivesDelete: "schedules-of-the-living";
+    QuotaUncounted: "quota-holds";
+    KeyForgotten: "one-key-one-sandbox";
+    GrantAfterStop: "no-grant-after-the-end";
+    EffectTwice: "grants-are-declared";
+    TaskEndsUnkilled: "over-tasks-run-nothing" "over-is-settled";
+    StopOfTaskUnwritten: "stops-of-tasks-are-durable";
+}
