@@ -17,13 +17,14 @@ use viv_core::spec::{Name, Project};
 use viv_core::task::Task;
 use viv_core::{ExecutionId, FencingToken, SandboxId, ScheduleId, SnapshotId, TaskId};
 use viv_store::{
-    ApiKey, Change, Cursor, Epoch, ExecutionListing, ExecutionQuery, Idempotency, JournalFilter, JournalLine,
+    ApiKey, Change, Cursor, Epoch, ExecutionListing, ExecutionQuery, Groups, Idempotency, JournalFilter, JournalLine,
     KeptBytes, Lease, LeaseKind, ListQuery, Listing, MemoryStore, NewLine, Owner, PhaseCounts, Remembered,
     ScheduleListing, ScheduleQuery, SnapshotListing, SnapshotQuery, Store, StoreError, TaskListing, TaskOutput,
     TaskQuery,
 };
 
 use crate::line::Line;
+use crate::orders::{Moment, Orders, Turn};
 use crate::plan::Trouble;
 use crate::rng::Rng;
 
@@ -60,11 +61,14 @@ struct Shared {
     counts: BTreeMap<Trouble, u64>,
 }
 
-/// A store in which things go wrong. Clones share their state, but for the line.
+/// A store in which things go wrong: the one in memory in worlds, where all that is written is kept for those who check,
+/// and any other on a real daemon. Clones share their state, but for the line.
 #[derive(Debug, Clone)]
-pub(crate) struct FaultyStore {
+pub struct FaultyStore<S = MemoryStore> {
     /// Without faults.
-    pub(crate) truth: MemoryStore,
+    pub(crate) truth: S,
+    /// On a real daemon: what is ordered.
+    orders: Option<Arc<Orders>>,
     line: Line,
     shared: Arc<Mutex<Shared>>,
 }
@@ -76,10 +80,23 @@ enum Fate {
     Before,
     After,
     Slow(Duration),
+    Killed(Moment),
 }
 
-impl FaultyStore {
+impl FaultyStore<MemoryStore> {
     pub(crate) fn new(seed: u64, percent: u64, troubles: Vec<Trouble>) -> Self {
+        Self::made(MemoryStore::new(), seed, percent, troubles, None)
+    }
+}
+
+impl<S: Store> FaultyStore<S> {
+    /// One around that of a real daemon: so many calls in a hundred go wrong, and those that are ordered.
+    pub fn around(inner: S, seed: u64, percent: u64, orders: Arc<Orders>) -> Self {
+        let troubles = vec![Trouble::StoreBefore, Trouble::StoreAfter, Trouble::SlowStore];
+        Self::made(inner, seed, percent, troubles, Some(orders))
+    }
+
+    fn made(truth: S, seed: u64, percent: u64, troubles: Vec<Trouble>, orders: Option<Arc<Orders>>) -> Self {
         let shared = Shared {
             rng: Rng::new(seed),
             percent,
@@ -89,11 +106,14 @@ impl FaultyStore {
             recorded: Vec::new(),
             counts: BTreeMap::new(),
         };
-        Self { truth: MemoryStore::new(), line: Line::new(), shared: Arc::new(Mutex::new(shared)) }
+        Self { truth, orders, line: Line::new(), shared: Arc::new(Mutex::new(shared)) }
     }
 
     /// The same for a daemon that reaches it by this line.
-    pub(crate) fn by(&self, line: &Line) -> Self {
+    pub(crate) fn by(&self, line: &Line) -> Self
+    where
+        S: Clone,
+    {
         Self { line: line.clone(), ..self.clone() }
     }
 
@@ -106,6 +126,11 @@ impl FaultyStore {
         let mut shared = self.lock();
         shared.percent = 0;
         shared.full_until = None;
+    }
+
+    /// From now on so many calls in a hundred go wrong.
+    pub fn set_percent(&self, percent: u64) {
+        self.lock().percent = percent;
     }
 
     /// No write succeeds for so long.
@@ -123,8 +148,35 @@ impl FaultyStore {
         self.lock().counts.clone()
     }
 
+    /// Whether what is written is kept for those who check.
+    fn keeps(&self) -> bool {
+        self.orders.is_none()
+    }
+
     fn note(&self, recorded: Recorded) {
-        self.lock().recorded.push(recorded);
+        if self.keeps() {
+            self.lock().recorded.push(recorded);
+        }
+    }
+
+    /// What is ordered for this write.
+    fn ordered(&self, name: &'static str) -> Option<Fate> {
+        const OF_WRITES: [Trouble; 3] = [Trouble::StoreBefore, Trouble::StoreAfter, Trouble::SlowStore];
+        let orders = self.orders.as_ref()?;
+        if let Some(moment) = orders.is_killed_at(name) {
+            return Some(Fate::Killed(moment));
+        }
+        match orders.take(name, |turn| turn.is_among(&OF_WRITES))? {
+            Turn::Trouble(Trouble::StoreBefore) => Some(Fate::Before),
+            Turn::Trouble(Trouble::StoreAfter) => Some(Fate::After),
+            Turn::Trouble(_) | Turn::Killed(_) => Some(Fate::Slow(orders.silence())),
+        }
+    }
+
+    fn die(&self) {
+        if let Some(orders) = &self.orders {
+            orders.die();
+        }
     }
 
     fn fate(&self, writes: bool) -> Fate {
@@ -151,7 +203,7 @@ impl FaultyStore {
         self.line
             .call(async {
                 match self.fate(false) {
-                    Fate::Well | Fate::After | Fate::Slow(_) => call.await,
+                    Fate::Well | Fate::After | Fate::Slow(_) | Fate::Killed(_) => call.await,
                     Fate::Before => Err(injected()),
                 }
             })
@@ -161,17 +213,22 @@ impl FaultyStore {
     async fn write<T>(&self, name: &'static str, epoch: Epoch, call: impl Future<Output = Result<T>>) -> Result<T> {
         self.line
             .call(async {
-                let fate = self.fate(true);
+                let fate = self.ordered(name).unwrap_or_else(|| self.fate(true));
                 match fate {
                     Fate::Before => return Err(injected()),
                     Fate::Slow(by) => tokio::time::sleep(by).await,
-                    Fate::Well | Fate::After => {}
+                    Fate::Killed(Moment::Before) => self.die(),
+                    Fate::Well | Fate::After | Fate::Killed(Moment::After) => {}
                 }
                 let answer = call.await;
                 if answer.is_ok() && epoch.0 != self.lock().epoch {
                     self.note(Recorded::Foreign { what: name });
                 }
                 match fate {
+                    Fate::Killed(_) => {
+                        self.die();
+                        answer
+                    }
                     Fate::After => Err(injected()),
                     Fate::Well | Fate::Before | Fate::Slow(_) => answer,
                 }
@@ -182,6 +239,9 @@ impl FaultyStore {
     /// What is written of these sandboxes and rows by a call, as it was before and is after. The store in memory never
     /// waits, so nobody comes between.
     async fn watched(&self, changes: &[Change], call: impl Future<Output = Result<Cursor>>) -> Result<Cursor> {
+        if !self.keeps() {
+            return call.await;
+        }
         let mut before = Vec::new();
         for change in changes {
             let mut rows = Vec::new();
@@ -208,7 +268,11 @@ fn injected() -> StoreError {
 }
 
 #[async_trait]
-impl Store for FaultyStore {
+impl<S: Store> Store for FaultyStore<S> {
+    fn groups(&self) -> Groups {
+        self.truth.groups()
+    }
+
     async fn own(&self, owner: Owner) -> Result<Epoch> {
         let taken_over = async {
             let epoch = self.truth.own(owner).await?;
