@@ -51,15 +51,15 @@ pub(super) fn on_the_machine(lane: &Lane) -> Vec<String> {
         let data = lane.data.to_string_lossy().into_owned();
         let mut left = Vec::new();
         for pid in pids().filter(|pid| *pid != std::process::id()) {
-            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let line = String::from_utf8_lossy(&line).replace('\0', " ");
+            let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let command = String::from_utf8_lossy(&command).replace('\0', " ");
             let cgroups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-            if line.contains(&data) || cgroups.contains(&lane.cgroup_prefix) {
-                left.push(format!("process {pid}: {line}"));
+            if command.contains(&data) || cgroups.contains(&lane.cgroup_prefix) {
+                left.push(format!("process {pid}: {command}"));
             }
         }
         let cgroups = viv_sandbox::cgroup::Layout::detect().ok();
-        for mount in cgroups.iter().flat_map(|layout| layout.mounts()) {
+        for mount in cgroups.iter().flat_map(viv_sandbox::cgroup::Layout::mounts) {
             let ours = mount.join(&lane.cgroup_prefix);
             if ours.exists() {
                 left.push(format!("cgroup {}", ours.display()));

@@ -116,10 +116,10 @@ pub(crate) fn run(args: &Args, global: &Global) -> anyhow::Result<ExitCode> {
                 })
             })
             .collect();
-        lanes
-            .into_iter()
-            .map(|lane| lane.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a lane panicked"))))
-            .collect::<anyhow::Result<()>>()
+        let joined =
+            lanes.into_iter().map(|lane| lane.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a lane panicked"))));
+        // All of them end before the first failure is told.
+        joined.collect::<Vec<_>>().into_iter().try_for_each(|lane| lane)
     })?;
     let verdict = run.verdict(began);
     if global.json {

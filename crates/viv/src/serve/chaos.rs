@@ -21,7 +21,7 @@ use viv_chaos::{FaultyProvider, FaultyStore, Moment, Order, Orders, Rng, Trouble
 use viv_core::OwnerMark;
 use viv_provider::{PageRequest, Provider};
 use viv_sandbox::LocalProvider;
-use viv_store::SqliteStore;
+use viv_store::{SqliteStore, Store};
 
 use crate::chaos::harm::{Harm, Parts};
 
@@ -126,15 +126,35 @@ fn die() {
     }
 }
 
+/// The store, in a layer in which it fails where that was asked for.
+pub(super) fn around_store(
+    chaos: Option<&Chaos>,
+    store: SqliteStore,
+) -> (Arc<dyn Store>, Option<Arc<FaultyStore<SqliteStore>>>) {
+    match chaos {
+        None => (Arc::new(store), None),
+        Some(chaos) => {
+            let faulty = Arc::new(FaultyStore::around(store, chaos.seed, 0, chaos.orders.clone()));
+            (faulty.clone(), Some(faulty))
+        }
+    }
+}
+
+/// The same of the provider.
+pub(super) fn around_provider(
+    chaos: Option<&Chaos>,
+    provider: LocalProvider,
+) -> (Arc<dyn Provider>, Option<Arc<FaultyProvider<LocalProvider>>>) {
+    match chaos {
+        None => (Arc::new(provider), None),
+        Some(chaos) => {
+            let faulty = Arc::new(FaultyProvider::around(provider, chaos.seed, 0, chaos.orders.clone()));
+            (faulty.clone(), Some(faulty))
+        }
+    }
+}
+
 impl Chaos {
-    pub(super) fn around_store(&self, store: SqliteStore) -> FaultyStore<SqliteStore> {
-        FaultyStore::around(store, self.seed, 0, self.orders.clone())
-    }
-
-    pub(super) fn around_provider(&self, provider: LocalProvider) -> FaultyProvider<LocalProvider> {
-        FaultyProvider::around(provider, self.seed, 0, self.orders.clone())
-    }
-
     /// What the clock shows when it should show this.
     pub(super) fn clock_ms(&self, wall_ms: u64) -> u64 {
         wall_ms.saturating_add_signed(self.clock_ms)

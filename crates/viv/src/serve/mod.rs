@@ -36,10 +36,9 @@ use viv_core::OwnerMark;
 use viv_core::lifecycle::Actor;
 use viv_core::limits::ResourceLimits;
 use viv_engine::{Clock, Engine, EngineConfig, Gates};
-use viv_provider::Provider;
 use viv_sandbox::{DriverKind, LocalConfig, LocalProvider, Runtime, StoreConfig};
 use viv_server::{Build, LogRing, ServerConfig, ServerState};
-use viv_store::{ApiKey, KeyScope, NewLine, Owner, Quota, SqliteStore, Store, Sums, Weights};
+use viv_store::{ApiKey, KeyScope, NewLine, Owner, Quota, SqliteStore, Sums, Weights};
 
 use crate::place;
 use crate::settings::{DAEMONS, Global};
@@ -134,13 +133,7 @@ async fn daemon(
     }
     let chaos = args.chaos.begin(data)?;
     let opened = SqliteStore::open(&file_of_store).context("cannot open the store")?;
-    let (store, faulty_store): (Arc<dyn Store>, _) = match &chaos {
-        None => (Arc::new(opened), None),
-        Some(chaos) => {
-            let faulty = Arc::new(chaos.around_store(opened));
-            (faulty.clone(), Some(faulty))
-        }
-    };
+    let (store, faulty_store) = chaos::around_store(chaos.as_ref(), opened);
     let process = &ownership.who.process;
     let owner = Owner {
         name: ownership.who.name.clone(),
@@ -185,13 +178,9 @@ async fn daemon(
     }
     let provider = open_provider(&args, file, data, ownership.from_undead)?;
     tidy_regularly(Arc::new(provider.clone()), file.reconcile.tidy())?;
-    let faulty_provider = chaos.as_ref().map(|chaos| Arc::new(chaos.around_provider(provider.clone())));
     let mark = config.owner.clone();
     let shown_ms = chaos.as_ref().map_or_else(wall_ms, |chaos| chaos.clock_ms(wall_ms()));
-    let provider: Arc<dyn Provider> = match &faulty_provider {
-        None => Arc::new(provider),
-        Some(faulty) => faulty.clone(),
-    };
+    let (provider, faulty_provider) = chaos::around_provider(chaos.as_ref(), provider);
     let engine = Engine::start(config, store, provider, epoch, Clock::showing(shown_ms), draw).await?;
 
     let build = Build { commit: COMMIT.to_owned(), ..Build::default() };
