@@ -1,5 +1,5 @@
 # Two targets for everybody: `make up` and `make test`. `make help` lists the rest.
-.PHONY: help up down model simulate conformance explore millions test prepare build fmt lint deny unit quota cgroups kernels guest-tests bench bench-memory soak races clean
+.PHONY: help up down model simulate chaos fuzz mutants conformance explore millions test prepare build fmt lint deny unit quota cgroups kernels guest-tests bench bench-memory soak races clean
 
 CARGO ?= cargo
 TOOLS := $(CURDIR)/.tools
@@ -71,7 +71,24 @@ bench-memory: ## saving and restoring memory of sandboxes, beside runc
 	@scripts/prepare test
 	$(CARGO) bench --package viv --bench checkpoint --locked
 
-soak: ## the leak and crash tests, longer: CYCLES=5000 make soak
+chaos: ## agent loops on daemons that break, one fault in each, and a table of what came of it: SESSIONS=200 make chaos
+	$(CARGO) build --package viv --locked
+	target/debug/viv chaos --sessions $${SESSIONS:-200} --seed $${SEED:-0} --at-once $${AT_ONCE:-3}
+
+fuzz: ## each parser with what libFuzzer makes up, for so long: SECONDS=60 make fuzz (needs a nightly compiler)
+	@scripts/prepare fuzz
+	@cd fuzz && for target in fuzz_targets/*.rs; do name=$$(basename $$target .rs); mkdir -p corpus-found/$$name; \
+	    echo "== $$name"; cargo +nightly fuzz run --fuzz-dir . $$name corpus-found/$$name corpus/$$name -- \
+	    -max_total_time=$${SECONDS:-60} -max_len=65536 || exit 1; done
+
+mutants: ## does any test of viv-core notice: FILES='crates/viv-core/src/fence.rs' make mutants (hours for all)
+	@scripts/prepare mutants
+	cd $(CURDIR) && PROPTEST_RNG_SEED=1 $(CARGO) mutants --package viv-core --test-package viv-core --test-tool nextest \
+		--jobs 1 --timeout 300 --output target/mutants $$(for file in $${FILES:-crates/viv-core/src/**}; do echo --file "$$file"; done)
+
+soak: ## churn and chaos for MINUTES=30, then the leak and crash tests, longer: CYCLES=5000 make soak
+	$(CARGO) build --package viv --locked
+	target/debug/viv chaos --minutes $${MINUTES:-30} --sessions 1000000 --seed $${SEED:-0}
 	VIV_LEAK_CYCLES=$${CYCLES:-3000} VIV_CRASHES=$${CYCLES:-3000} \
 		$(CARGO) nextest run --release --package viv --test leaks --test crashes --locked
 	VIV_RESUME_CYCLES=100 VIV_SELFTEST_ROUNDS=50 VIV_SELFTEST_ROUNDS_KILLED=50 \

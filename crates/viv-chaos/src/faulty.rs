@@ -1,4 +1,5 @@
-//! A provider that loses, delays and repeats, and whose instances can be damaged.
+//! A provider that loses, delays and repeats, and whose instances can be damaged: the one in memory in worlds, and any
+//! other on a real daemon ([`FaultyProvider::around`]).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::Future;
@@ -15,12 +16,13 @@ use viv_core::{
 };
 use viv_provider::sim::SimProvider;
 use viv_provider::{
-    ByteReader, Capabilities, Deadline, DeadlineChange, Dialled, DiskUsage, Ended, FileWrite, InstanceRef,
-    InstanceSpec, LogPart, Mutation, Observation, Obstacle, OutputStream, Page, PageRequest, Provider, ProviderError,
-    RequestStream, ResourceLimits, SaveRequest, Snapshot, SnapshotSeen, WatchStream, Whereabouts,
+    ByteReader, Capabilities, Deadline, DeadlineChange, Dialled, DiskUsage, Ended, FileWrite, Finding, InstanceRef,
+    InstanceSpec, LogPart, Mutation, Observation, Obstacle, OutputStream, Page, PageRequest, ProcessSeen, Provider,
+    ProviderError, RequestStream, ResourceLimits, SaveRequest, Snapshot, SnapshotSeen, Swept, WatchStream, Whereabouts,
 };
 
 use crate::line::Line;
+use crate::orders::{Moment, Orders, Turn};
 use crate::plan::Trouble;
 use crate::rng::Rng;
 
@@ -39,6 +41,8 @@ pub enum Fault {
     Late(Duration),
     /// Nobody is there.
     Unavailable,
+    /// The whole daemon is killed, before or after it is done.
+    Killed(Moment),
 }
 
 /// What is wrong with an instance.
@@ -81,6 +85,8 @@ struct Chance {
     probed: BTreeMap<InstanceRef, Instant>,
     /// When each sandbox was first in a listing that somebody got, and in how many it was.
     listed: BTreeMap<SandboxId, (Instant, u64)>,
+    /// How late a late call is at most.
+    late_ms_max: u64,
     /// In which generations a command was started.
     starts: BTreeMap<ExecutionId, BTreeSet<Generation>>,
 }
@@ -96,10 +102,15 @@ impl Chance {
     }
 }
 
+/// How late a call is at most in a world.
+const LATE_MS_MAX: u64 = 90_000;
+
 /// A provider in which things go wrong. Clones share their state, but for the line.
 #[derive(Debug, Clone)]
-pub struct FaultyProvider {
-    inner: SimProvider,
+pub struct FaultyProvider<P = SimProvider> {
+    inner: P,
+    /// On a real daemon: what is ordered.
+    orders: Option<Arc<Orders>>,
     line: Line,
     chance: Arc<Mutex<Chance>>,
     damage: Arc<Mutex<BTreeMap<SandboxId, Damage>>>,
@@ -130,7 +141,7 @@ struct Script {
     unheard: BTreeSet<u64>,
 }
 
-impl FaultyProvider {
+impl FaultyProvider<SimProvider> {
     /// One around this, where this many calls in a hundred go wrong.
     pub fn new(inner: SimProvider, seed: u64, percent: u64) -> Self {
         Self::with_troubles(inner, seed, percent, TROUBLES.to_vec())
@@ -138,6 +149,24 @@ impl FaultyProvider {
 
     /// The same, where only these things go wrong.
     pub(crate) fn with_troubles(inner: SimProvider, seed: u64, percent: u64, troubles: Vec<Trouble>) -> Self {
+        Self::made(inner, seed, percent, troubles, LATE_MS_MAX)
+    }
+
+    pub(crate) fn crash(&self, sandbox: &SandboxId, cause: EndCause) -> bool {
+        lock(&self.damage).remove(sandbox);
+        self.inner.crash(sandbox, cause)
+    }
+}
+
+impl<P> FaultyProvider<P> {
+    /// One around that of a real daemon: so many calls in a hundred go wrong, and those that are ordered.
+    pub fn around(inner: P, seed: u64, percent: u64, orders: Arc<Orders>) -> Self {
+        let troubles = Trouble::ALL.iter().copied().filter(|trouble| trouble.is_fault()).collect();
+        let made = Self::made(inner, seed, percent, troubles, orders.late_ms_max());
+        Self { orders: Some(orders), ..made }
+    }
+
+    fn made(inner: P, seed: u64, percent: u64, troubles: Vec<Trouble>, late_ms_max: u64) -> Self {
         let chance = Chance {
             rng: Rng::new(seed),
             percent,
@@ -148,10 +177,12 @@ impl FaultyProvider {
             overtaken: None,
             probed: BTreeMap::new(),
             listed: BTreeMap::new(),
+            late_ms_max,
             starts: BTreeMap::new(),
         };
         Self {
             inner,
+            orders: None,
             line: Line::new(),
             chance: Arc::new(Mutex::new(chance)),
             damage: Arc::default(),
@@ -164,8 +195,23 @@ impl FaultyProvider {
         }
     }
 
+    /// Nobody ever answers: the caller has a deadline. On a real daemon that is not waited for in full.
+    async fn timed_out<T>(&self, call: &'static str) -> Result<T> {
+        match &self.orders {
+            None => std::future::pending().await,
+            Some(orders) => {
+                tokio::time::sleep(orders.silence()).await;
+                let after_ms = u64::try_from(orders.silence().as_millis()).unwrap_or(u64::MAX);
+                Err(ProviderError::TimedOut { what: call, after_ms })
+            }
+        }
+    }
+
     /// The same for a daemon that reaches it by this line.
-    pub(crate) fn by(&self, line: &Line) -> Self {
+    pub(crate) fn by(&self, line: &Line) -> Self
+    where
+        P: Clone,
+    {
         Self { line: line.clone(), ..self.clone() }
     }
 
@@ -237,8 +283,13 @@ impl FaultyProvider {
         Ok(stale.told.front().cloned().unwrap_or(page))
     }
 
+    /// From now on so many calls in a hundred go wrong.
+    pub fn set_percent(&self, percent: u64) {
+        lock(&self.chance).percent = percent;
+    }
+
     /// The provider without its faults, to see what is really there.
-    pub fn truth(&self) -> &SimProvider {
+    pub fn truth(&self) -> &P {
         &self.inner
     }
 
@@ -276,13 +327,13 @@ impl FaultyProvider {
         lock(&self.damage).get(sandbox).copied()
     }
 
-    pub(crate) fn crash(&self, sandbox: &SandboxId, cause: EndCause) -> bool {
-        lock(&self.damage).remove(sandbox);
-        self.inner.crash(sandbox, cause)
-    }
-
     /// What goes wrong with this call, of what can.
-    fn trouble(&self, of: &[Trouble]) -> Option<Trouble> {
+    fn trouble(&self, call: &'static str, of: &[Trouble]) -> Option<Trouble> {
+        let ordered = self.orders.as_ref().and_then(|orders| orders.take(call, |turn| turn.is_among(of)));
+        if let Some(Turn::Trouble(trouble)) = ordered {
+            *lock(&self.chance).counts.entry(trouble).or_default() += 1;
+            return Some(trouble);
+        }
         let mut chance = lock(&self.chance);
         let chance = &mut *chance;
         if !chance.rng.chance(chance.percent) {
@@ -297,40 +348,64 @@ impl FaultyProvider {
         Some(trouble)
     }
 
-    fn fault(&self) -> Option<Fault> {
+    fn fault(&self, call: &'static str) -> Option<Fault> {
         if self.silent.load(Ordering::SeqCst) {
             self.unheard.fetch_add(1, Ordering::SeqCst);
             return Some(Fault::Lost);
         }
-        match self.trouble(&TROUBLES[..5])? {
+        if let Some(moment) = self.orders.as_ref().and_then(|orders| orders.is_killed_at(call)) {
+            return Some(Fault::Killed(moment));
+        }
+        match self.trouble(call, &TROUBLES[..5])? {
             Trouble::Lost => Some(Fault::Lost),
             Trouble::Unanswered => Some(Fault::Unanswered),
             Trouble::Twice => Some(Fault::Twice),
-            Trouble::Late => Some(Fault::Late(Duration::from_millis(100 + lock(&self.chance).rng.below(90_000)))),
+            Trouble::Late => {
+                let mut chance = lock(&self.chance);
+                let late_ms_max = chance.late_ms_max;
+                Some(Fault::Late(Duration::from_millis(100 + chance.rng.below(late_ms_max))))
+            }
             _ => Some(Fault::Unavailable),
         }
     }
 
-    /// A call on its way. The closure makes it from clones, so that it can arrive late or twice.
-    async fn through<T, F>(&self, call: impl Fn(SimProvider) -> F) -> Result<T>
-    where
-        T: Send + 'static,
-        F: Future<Output = Result<T>> + Send + 'static,
-    {
-        self.line.call(self.on_its_way(call)).await
+    fn die(&self) {
+        if let Some(orders) = &self.orders {
+            orders.die();
+        }
     }
 
-    async fn on_its_way<T, F>(&self, call: impl Fn(SimProvider) -> F) -> Result<T>
+    /// A call on its way. The closure makes it from clones, so that it can arrive late or twice.
+    async fn through<T, F>(&self, name: &'static str, call: impl Fn(P) -> F) -> Result<T>
     where
+        P: Clone,
         T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        match self.fault() {
+        self.line.call(self.on_its_way(name, call)).await
+    }
+
+    async fn on_its_way<T, F>(&self, name: &'static str, call: impl Fn(P) -> F) -> Result<T>
+    where
+        P: Clone,
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        match self.fault(name) {
             None => call(self.inner.clone()).await,
-            Some(Fault::Lost) => timed_out().await,
+            Some(Fault::Lost) => self.timed_out(name).await,
             Some(Fault::Unanswered) => {
                 let _ = call(self.inner.clone()).await;
-                timed_out().await
+                self.timed_out(name).await
+            }
+            Some(Fault::Killed(Moment::Before)) => {
+                self.die();
+                self.timed_out(name).await
+            }
+            Some(Fault::Killed(Moment::After)) => {
+                let _ = call(self.inner.clone()).await;
+                self.die();
+                self.timed_out(name).await
             }
             Some(Fault::Twice) => {
                 let _ = call(self.inner.clone()).await;
@@ -344,7 +419,7 @@ impl FaultyProvider {
                 });
                 match arrives.await {
                     Ok(answer) => answer,
-                    Err(_) => timed_out().await,
+                    Err(_) => self.timed_out(name).await,
                 }
             }
             Some(Fault::Unavailable) => {
@@ -356,15 +431,17 @@ impl FaultyProvider {
 
     async fn mutate<T, F>(
         &self,
+        name: &'static str,
         (sandbox, token): (SandboxId, FencingToken),
-        call: impl Fn(SimProvider) -> F,
+        call: impl Fn(P) -> F,
     ) -> Result<T>
     where
+        P: Clone,
         T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
     {
         self.mutations.fetch_add(1, Ordering::SeqCst);
-        self.through(|inner| {
+        self.through(name, |inner| {
             let (call, chance, sandbox) = (call(inner), self.chance.clone(), sandbox.clone());
             async move {
                 let answer = call.await;
@@ -412,16 +489,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Nobody ever answers: the caller has a deadline.
-async fn timed_out<T>() -> Result<T> {
-    std::future::pending().await
-}
-
 #[async_trait]
-impl Provider for FaultyProvider {
-    #[expect(clippy::unnecessary_literal_bound, reason = "the trait says so")]
+impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
     fn name(&self) -> &str {
-        "faulty"
+        if self.orders.is_some() { self.inner.name() } else { "faulty" }
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -443,7 +514,7 @@ impl Provider for FaultyProvider {
             lock(&self.damage).remove(sandbox);
         }
         let (mutation, sandbox, owner, spec) = (mutation.clone(), sandbox.clone(), owner.clone(), spec.clone());
-        self.mutate((sandbox.clone(), mutation.token), move |inner| {
+        self.mutate("create", (sandbox.clone(), mutation.token), move |inner| {
             let (mutation, sandbox, owner, spec) = (mutation.clone(), sandbox.clone(), owner.clone(), spec.clone());
             async move { inner.create(&mutation, &sandbox, &owner, &spec).await }
         })
@@ -455,7 +526,7 @@ impl Provider for FaultyProvider {
             return Err(ProviderError::NotFound { what: "a thing of that name".to_owned() });
         }
         let instance = instance.clone();
-        self.through(move |inner| {
+        self.through("observe", move |inner| {
             let instance = instance.clone();
             async move { inner.observe(&instance).await }
         })
@@ -465,7 +536,8 @@ impl Provider for FaultyProvider {
     async fn list(&self, owner: &OwnerMark, page: PageRequest) -> Result<Page> {
         const LISTINGS: [Trouble; 4] =
             [Trouble::Lost, Trouble::Unavailable, Trouble::PartialListing, Trouble::StaleListing];
-        let trouble = if self.silent.load(Ordering::SeqCst) { Some(Trouble::Lost) } else { self.trouble(&LISTINGS) };
+        let trouble =
+            if self.silent.load(Ordering::SeqCst) { Some(Trouble::Lost) } else { self.trouble("list", &LISTINGS) };
         self.line
             .call(async {
                 let is_first = page.cursor.is_none();
@@ -496,7 +568,7 @@ impl Provider for FaultyProvider {
                         let at = chance.rng.below(kept) as usize;
                         Ok(chance.listings.get(at).cloned().unwrap_or(page))
                     }
-                    Some(_) => timed_out().await,
+                    Some(_) => self.timed_out("list").await,
                     None => Ok(page),
                 }?;
                 let (now, mut chance) = (Instant::now(), lock(&self.chance));
@@ -509,15 +581,15 @@ impl Provider for FaultyProvider {
     }
 
     async fn wait_end(&self, instance: &InstanceRef) -> Result<Ended> {
-        if self.trouble(&[Trouble::UnheardEnd]).is_some() || self.is_scripted_unheard() {
-            return timed_out().await;
+        if self.trouble("wait_end", &[Trouble::UnheardEnd]).is_some() || self.is_scripted_unheard() {
+            return std::future::pending().await;
         }
         self.inner.wait_end(instance).await
     }
 
     async fn destroy(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()> {
         let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
-        self.mutate((sandbox.clone(), mutation.token), move |inner| {
+        self.mutate("destroy", (sandbox.clone(), mutation.token), move |inner| {
             let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
             async move { inner.destroy(&mutation, &sandbox).await }
         })
@@ -526,7 +598,7 @@ impl Provider for FaultyProvider {
 
     async fn extend(&self, mutation: &Mutation, sandbox: &SandboxId, change: DeadlineChange) -> Result<Deadline> {
         let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
-        self.mutate((sandbox.clone(), mutation.token), move |inner| {
+        self.mutate("extend", (sandbox.clone(), mutation.token), move |inner| {
             let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
             async move { inner.extend(&mutation, &sandbox, change).await }
         })
@@ -540,7 +612,7 @@ impl Provider for FaultyProvider {
         change: &ResourceLimits,
     ) -> Result<ResourceLimits> {
         let (mutation, sandbox, change) = (mutation.clone(), sandbox.clone(), change.clone());
-        self.mutate((sandbox.clone(), mutation.token), move |inner| {
+        self.mutate("set_limits", (sandbox.clone(), mutation.token), move |inner| {
             let (mutation, sandbox, change) = (mutation.clone(), sandbox.clone(), change.clone());
             async move { inner.set_limits(&mutation, &sandbox, &change).await }
         })
@@ -549,7 +621,7 @@ impl Provider for FaultyProvider {
 
     async fn freeze(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()> {
         let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
-        self.mutate((sandbox.clone(), mutation.token), move |inner| {
+        self.mutate("freeze", (sandbox.clone(), mutation.token), move |inner| {
             let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
             async move { inner.freeze(&mutation, &sandbox).await }
         })
@@ -558,7 +630,7 @@ impl Provider for FaultyProvider {
 
     async fn thaw(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()> {
         let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
-        self.mutate((sandbox.clone(), mutation.token), move |inner| {
+        self.mutate("thaw", (sandbox.clone(), mutation.token), move |inner| {
             let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
             async move { inner.thaw(&mutation, &sandbox).await }
         })
@@ -567,7 +639,7 @@ impl Provider for FaultyProvider {
 
     async fn save(&self, mutation: &Mutation, sandbox: &SandboxId, request: &SaveRequest) -> Result<Snapshot> {
         let (mutation, sandbox, request) = (mutation.clone(), sandbox.clone(), request.clone());
-        self.mutate((sandbox.clone(), mutation.token), move |inner| {
+        self.mutate("save", (sandbox.clone(), mutation.token), move |inner| {
             let (mutation, sandbox, request) = (mutation.clone(), sandbox.clone(), request.clone());
             async move { inner.save(&mutation, &sandbox, &request).await }
         })
@@ -576,7 +648,7 @@ impl Provider for FaultyProvider {
 
     async fn snapshot(&self, snapshot: &SnapshotId) -> Result<SnapshotSeen> {
         let snapshot = snapshot.clone();
-        self.through(move |inner| {
+        self.through("snapshot", move |inner| {
             let snapshot = snapshot.clone();
             async move { inner.snapshot(&snapshot).await }
         })
@@ -584,21 +656,21 @@ impl Provider for FaultyProvider {
     }
 
     async fn snapshots(&self, owner: &OwnerMark, page: PageRequest) -> Result<Page<SnapshotSeen>> {
-        match self.trouble(&[Trouble::Lost, Trouble::PartialListing]) {
+        match self.trouble("snapshots", &[Trouble::Lost, Trouble::PartialListing]) {
             Some(Trouble::PartialListing) => {
                 let mut page = self.inner.snapshots(owner, page).await?;
                 page.items.truncate(page.items.len() / 2);
                 page.unreadable.push("simulated".to_owned());
                 Ok(page)
             }
-            Some(_) => timed_out().await,
+            Some(_) => self.timed_out("snapshots").await,
             None => self.inner.snapshots(owner, page).await,
         }
     }
 
     async fn remove_snapshot(&self, mutation: &Mutation, sandbox: &SandboxId, snapshot: &SnapshotId) -> Result<()> {
         let (mutation, sandbox, snapshot) = (mutation.clone(), sandbox.clone(), snapshot.clone());
-        self.mutate((sandbox.clone(), mutation.token), move |inner| {
+        self.mutate("remove_snapshot", (sandbox.clone(), mutation.token), move |inner| {
             let (mutation, sandbox, snapshot) = (mutation.clone(), sandbox.clone(), snapshot.clone());
             async move { inner.remove_snapshot(&mutation, &sandbox, &snapshot).await }
         })
@@ -619,7 +691,7 @@ impl Provider for FaultyProvider {
     ) -> Result<Observation> {
         lock(&self.damage).remove(sandbox);
         let all = (mutation.clone(), sandbox.clone(), owner.clone(), spec.clone(), snapshot.clone());
-        self.mutate((sandbox.clone(), mutation.token), move |inner| {
+        self.mutate("restore", (sandbox.clone(), mutation.token), move |inner| {
             let (mutation, sandbox, owner, spec, snapshot) = all.clone();
             async move { inner.restore(&mutation, &sandbox, &owner, &spec, &snapshot).await }
         })
@@ -651,7 +723,9 @@ impl Provider for FaultyProvider {
         }
         self.agent(sandbox).await?;
         let all = (mutation.clone(), sandbox.clone(), execution.clone(), spec.clone());
-        self.through(move |inner| {
+        // Where there is no end to it, nothing is kept.
+        let keeps = self.orders.is_none();
+        self.through("execute", move |inner| {
             let (mutation, sandbox, execution, spec) = all.clone();
             let chance = self.chance.clone();
             async move {
@@ -659,7 +733,7 @@ impl Provider for FaultyProvider {
                 let instance = InstanceRef { sandbox: sandbox.clone(), generation: mutation.generation };
                 let is_there = inner.execution(&instance, &execution).await.is_ok();
                 let status = inner.execute(&mutation, &sandbox, &execution, &spec).await?;
-                if !is_there {
+                if keeps && !is_there {
                     lock(&chance).starts.entry(execution).or_default().insert(mutation.generation);
                 }
                 Ok(status)
@@ -670,6 +744,10 @@ impl Provider for FaultyProvider {
 
     fn probe_spec(&self, nonce: &str) -> ExecSpec {
         self.inner.probe_spec(nonce)
+    }
+
+    fn ask_spec(&self, body: &str) -> ExecSpec {
+        self.inner.ask_spec(body)
     }
 
     async fn identity(&self, instance: &InstanceRef) -> Result<Identity> {
@@ -691,7 +769,7 @@ impl Provider for FaultyProvider {
 
     async fn execution(&self, instance: &InstanceRef, execution: &ExecutionId) -> Result<ExecStatus> {
         let (instance, execution) = (instance.clone(), execution.clone());
-        self.through(move |inner| {
+        self.through("execution", move |inner| {
             let (instance, execution) = (instance.clone(), execution.clone());
             async move { inner.execution(&instance, &execution).await }
         })
@@ -700,7 +778,7 @@ impl Provider for FaultyProvider {
 
     async fn executions(&self, instance: &InstanceRef) -> Result<Vec<ExecStatus>> {
         let instance = instance.clone();
-        self.through(move |inner| {
+        self.through("executions", move |inner| {
             let instance = instance.clone();
             async move { inner.executions(&instance).await }
         })
@@ -850,5 +928,36 @@ impl Provider for FaultyProvider {
     ) -> Result<()> {
         self.agent(sandbox).await?;
         self.inner.answer_request(mutation, sandbox, request, answer).await
+    }
+
+    async fn export_snapshot(&self, snapshot: &SnapshotId) -> Result<ByteReader> {
+        self.inner.export_snapshot(snapshot).await
+    }
+
+    async fn import_snapshot(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        owner: &OwnerMark,
+        snapshot: &SnapshotId,
+        file: ByteReader,
+    ) -> Result<Snapshot> {
+        self.inner.import_snapshot(mutation, sandbox, owner, snapshot, file).await
+    }
+
+    async fn processes(&self, instance: &InstanceRef) -> Result<Vec<ProcessSeen>> {
+        self.inner.processes(instance).await
+    }
+
+    async fn audit(&self) -> Result<Vec<Finding>> {
+        self.inner.audit().await
+    }
+
+    async fn sweep(&self, findings: &[Finding]) -> Result<Vec<Swept>> {
+        self.inner.sweep(findings).await
+    }
+
+    async fn set_network(&self, mutation: &Mutation, sandbox: &SandboxId, connected: bool) -> Result<()> {
+        self.inner.set_network(mutation, sandbox, connected).await
     }
 }

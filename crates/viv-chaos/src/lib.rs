@@ -15,32 +15,55 @@
 //! random number, and the runtime has one thread. What must hold is in one table ([`INVARIANTS`]), and looked at with
 //! everything that is written, after every step and with every answer; at the end faults stop, and everything has to
 //! come to rest, with not one change at the provider from then on (P3).
+//!
+//! The two layers are also put around store and provider of a real daemon (`viv serve --chaos`, P5), where what goes wrong
+//! is drawn or ordered ([`Orders`]). Without the feature `worlds` they are all that there is.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(feature = "worlds"), expect(dead_code, reason = "some of it is for worlds only"))]
 
 mod at_once;
+#[cfg(feature = "worlds")]
 mod bugs;
+#[cfg(feature = "worlds")]
 mod clients;
+#[cfg(feature = "worlds")]
 mod differential;
 mod faulty;
+#[cfg(feature = "worlds")]
 mod invariants;
 mod line;
+mod orders;
 mod plan;
 mod rng;
+#[cfg(feature = "worlds")]
 mod shrink;
+#[cfg(feature = "worlds")]
 mod snapshots;
 mod store;
 mod store_subscriptions;
+#[cfg(feature = "worlds")]
 mod sweep;
+#[cfg(feature = "worlds")]
 mod tasks;
+#[cfg(feature = "worlds")]
 mod trials;
+#[cfg(feature = "worlds")]
 mod world;
 
+#[cfg(feature = "worlds")]
 pub use bugs::{BUGS, Bug};
 pub use faulty::{Damage, Fault, FaultyProvider};
+#[cfg(feature = "worlds")]
 pub use invariants::{INVARIANTS, Invariant, Violation, When};
+pub use orders::{Moment, Order, Orders, Turn};
 pub use plan::{Deed, Plan, StoreKind, Trouble, Without};
 pub use rng::Rng;
+#[cfg(feature = "worlds")]
 pub use shrink::shrink;
+pub use store::FaultyStore;
+#[cfg(feature = "worlds")]
 pub use sweep::{Sweep, sweep, sweep_of};
+#[cfg(feature = "worlds")]
 pub use trials::{IN_WORLDS, TRIALS, Trial, off, trial};
+#[cfg(feature = "worlds")]
 pub use world::{Report, run};

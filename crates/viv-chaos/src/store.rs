@@ -20,13 +20,12 @@ use viv_core::{ExecutionId, FencingToken, SandboxId, ScheduleId, SnapshotId, Tas
 use viv_provider::sim::SimProvider;
 use viv_provider::{InstanceRef, InstanceState, Provider};
 use viv_store::{
-    ApiKey, Change, Cursor, Epoch, ExecutionListing, ExecutionQuery, Idempotency, JournalFilter, JournalLine,
-    KeptBytes, Lease, LeaseKind, ListQuery, Listing, NewLine, Owner, PhaseCounts, Remembered, ScheduleListing,
-    ScheduleQuery, SnapshotListing, SnapshotQuery, Store, StoreError, TaskListing, TaskOutput, TaskQuery,
+    ApiKey, Change, Cursor, Epoch, ExecutionListing, ExecutionQuery, Groups, Idempotency, JournalFilter, JournalLine, KeptBytes, Lease, LeaseKind, ListQuery, Listing, NewLine, Owner, PhaseCounts, Remembered, ScheduleListing, ScheduleQuery, SnapshotListing, SnapshotQuery, Store, StoreError, TaskListing, TaskOutput, TaskQuery,
 };
 
 use crate::at_once::at_once;
 use crate::line::Line;
+use crate::orders::{Moment, Orders, Turn};
 use crate::plan::Trouble;
 use crate::rng::Rng;
 
@@ -75,11 +74,10 @@ struct Shared {
 
 /// A store in which things go wrong. Clones share their state, but for the line.
 #[derive(Clone)]
-pub(crate) struct FaultyStore {
-    /// Without faults. What is asked of it is waited for at once: [`at_once`].
+pub struct FaultyStore {
+    /// Without faults.
     pub(crate) truth: Arc<dyn Store>,
-    /// What there really is.
-    really: SimProvider,
+    place: Place,
     line: Line,
     shared: Arc<Mutex<Shared>>,
 }
@@ -91,6 +89,17 @@ enum Fate {
     Before,
     After,
     Slow(Duration),
+    Killed(Moment),
+}
+
+/// Whose store it is.
+#[derive(Clone)]
+enum Place {
+    /// A world's, with what there really is: all that is written is kept for those who check, and what is asked is waited
+    /// for at once ([`at_once`]).
+    World(SimProvider),
+    /// A real daemon's, with what is ordered.
+    Daemon(Arc<Orders>),
 }
 
 impl FaultyStore {
@@ -101,6 +110,16 @@ impl FaultyStore {
         percent: u64,
         troubles: Vec<Trouble>,
     ) -> Self {
+        Self::made(truth, Place::World(really), seed, percent, troubles)
+    }
+
+    /// One around that of a real daemon: so many calls in a hundred go wrong, and those that are ordered.
+    pub fn around(inner: Arc<dyn Store>, seed: u64, percent: u64, orders: Arc<Orders>) -> Self {
+        let troubles = vec![Trouble::StoreBefore, Trouble::StoreAfter, Trouble::SlowStore];
+        Self::made(inner, Place::Daemon(orders), seed, percent, troubles)
+    }
+
+    fn made(truth: Arc<dyn Store>, place: Place, seed: u64, percent: u64, troubles: Vec<Trouble>) -> Self {
         let shared = Shared {
             rng: Rng::new(seed),
             percent,
@@ -110,7 +129,7 @@ impl FaultyStore {
             recorded: Vec::new(),
             counts: BTreeMap::new(),
         };
-        Self { truth, really, line: Line::new(), shared: Arc::new(Mutex::new(shared)) }
+        Self { truth, place, line: Line::new(), shared: Arc::new(Mutex::new(shared)) }
     }
 
     /// The same for a daemon that reaches it by this line.
@@ -129,6 +148,11 @@ impl FaultyStore {
         shared.full_until = None;
     }
 
+    /// From now on so many calls in a hundred go wrong.
+    pub fn set_percent(&self, percent: u64) {
+        self.lock().percent = percent;
+    }
+
     /// No write succeeds for so long.
     pub(crate) fn fill(&self, how_long: Duration) {
         self.lock().full_until = Some(Instant::now() + how_long);
@@ -144,8 +168,43 @@ impl FaultyStore {
         self.lock().counts.clone()
     }
 
+    /// Whether what is written is kept for those who check.
+    fn keeps(&self) -> bool {
+        matches!(self.place, Place::World(_))
+    }
+
+    /// What was asked for: nothing else of a world happens until then.
+    async fn answered<T>(&self, call: impl Future<Output = T>) -> T {
+        match self.place {
+            Place::World(_) => at_once(call).await,
+            Place::Daemon(_) => call.await,
+        }
+    }
+
     fn note(&self, recorded: Recorded) {
-        self.lock().recorded.push(recorded);
+        if self.keeps() {
+            self.lock().recorded.push(recorded);
+        }
+    }
+
+    /// What is ordered for this write.
+    fn ordered(&self, name: &'static str) -> Option<Fate> {
+        const OF_WRITES: [Trouble; 3] = [Trouble::StoreBefore, Trouble::StoreAfter, Trouble::SlowStore];
+        let Place::Daemon(orders) = &self.place else { return None };
+        if let Some(moment) = orders.is_killed_at(name) {
+            return Some(Fate::Killed(moment));
+        }
+        match orders.take(name, |turn| turn.is_among(&OF_WRITES))? {
+            Turn::Trouble(Trouble::StoreBefore) => Some(Fate::Before),
+            Turn::Trouble(Trouble::StoreAfter) => Some(Fate::After),
+            Turn::Trouble(_) | Turn::Killed(_) => Some(Fate::Slow(orders.silence())),
+        }
+    }
+
+    fn die(&self) {
+        if let Place::Daemon(orders) = &self.place {
+            orders.die();
+        }
     }
 
     fn fate(&self, writes: bool) -> Fate {
@@ -172,7 +231,7 @@ impl FaultyStore {
         self.line
             .call(async {
                 match self.fate(false) {
-                    Fate::Well | Fate::After | Fate::Slow(_) => at_once(call).await,
+                    Fate::Well | Fate::After | Fate::Slow(_) | Fate::Killed(_) => self.answered(call).await,
                     Fate::Before => Err(injected()),
                 }
             })
@@ -187,17 +246,22 @@ impl FaultyStore {
     ) -> Result<T> {
         self.line
             .call(async {
-                let fate = self.fate(true);
+                let fate = self.ordered(name).unwrap_or_else(|| self.fate(true));
                 match fate {
                     Fate::Before => return Err(injected()),
                     Fate::Slow(by) => tokio::time::sleep(by).await,
-                    Fate::Well | Fate::After => {}
+                    Fate::Killed(Moment::Before) => self.die(),
+                    Fate::Well | Fate::After | Fate::Killed(Moment::After) => {}
                 }
-                let answer = at_once(call).await;
+                let answer = self.answered(call).await;
                 if answer.is_ok() && epoch.0 != self.lock().epoch {
                     self.note(Recorded::Foreign { what: name });
                 }
                 match fate {
+                    Fate::Killed(_) => {
+                        self.die();
+                        answer
+                    }
                     Fate::After => Err(injected()),
                     Fate::Well | Fate::Before | Fate::Slow(_) => answer,
                 }
@@ -208,6 +272,7 @@ impl FaultyStore {
     /// What is written of these sandboxes and rows by a call, as it was before and is after. The store in memory never
     /// waits, so nobody comes between.
     async fn watched(&self, changes: &[Change], call: impl Future<Output = Result<Cursor>>) -> Result<Cursor> {
+        let Place::World(really) = &self.place else { return call.await };
         let mut before = Vec::new();
         for change in changes {
             let mut rows = Vec::new();
@@ -222,14 +287,14 @@ impl FaultyStore {
             let moved = before.as_ref().is_some_and(|before| before.phase.name() != after.phase.name());
             if moved && matches!(after.cause.cause, Cause::Expired | Cause::ProviderLost) {
                 let instance = InstanceRef { sandbox: after.id.clone(), generation: after.generation };
-                let state = self.really.observe(&instance).await.map(|seen| seen.state);
+                let state = really.observe(&instance).await.map(|seen| seen.state);
                 let (state, cause) = (state.unwrap_or(InstanceState::Absent), after.cause.cause.clone());
                 self.note(Recorded::Over { instance, state, cause });
             }
             let was_ready = before.as_ref().is_some_and(|before| before.phase == Phase::Ready);
             if moved && was_ready && after.cause.cause == Cause::Idle && after.cause.by == Actor::part("idle") {
                 let instance = InstanceRef { sandbox: after.id.clone(), generation: after.generation };
-                let all = self.really.executions(&instance).await.unwrap_or_default();
+                let all = really.executions(&instance).await.unwrap_or_default();
                 let runs = all.into_iter().filter(|one| one.state == ExecState::Running && !one.detached);
                 self.note(Recorded::Idle { instance, running: runs.map(|one| one.id).collect() });
             }
@@ -274,6 +339,10 @@ fn injected() -> StoreError {
 
 #[async_trait]
 impl Store for FaultyStore {
+    fn groups(&self) -> Groups {
+        self.truth.groups()
+    }
+
     async fn own(&self, owner: Owner) -> Result<Epoch> {
         let taken_over = async {
             let epoch = self.truth.own(owner).await?;

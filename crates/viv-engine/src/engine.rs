@@ -435,10 +435,21 @@ impl Inner {
 
     pub(crate) async fn commit_change(self: &Arc<Self>, change: Change) -> Result<Sandbox, EngineError> {
         let next = change.sandbox.clone();
-        let committed = Box::pin(self.write(change)).await.map_err(EngineError::from);
-        committed.inspect_err(|error| self.heed(error))?;
+        let committed = Box::pin(self.write(change)).await;
+        committed
+            .inspect_err(|error| self.doubt(error, &next.id))
+            .map_err(EngineError::from)
+            .inspect_err(|error| self.heed(error))?;
         self.committed(&next);
         Ok(next)
+    }
+
+    /// What a store that failed may have written all the same is looked at, and carried on: else nobody would before its
+    /// phase is called stuck.
+    pub(crate) fn doubt(self: &Arc<Self>, error: &StoreError, sandbox: &SandboxId) {
+        if matches!(error, StoreError::Unavailable { .. }) {
+            self.wake(sandbox);
+        }
     }
 
     /// Writes a change. What is refused because spares take the room for it waits for them to make some (L19).

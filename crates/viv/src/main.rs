@@ -4,6 +4,7 @@
 //! before the verb is known. `shim`, `oci-run` and the probes need a process with one thread.
 #![forbid(unsafe_code)]
 
+mod chaos;
 mod client;
 mod doctor;
 mod fail;
@@ -47,6 +48,7 @@ enum Verb {
     Doctor(doctor::Args),
     /// Serve sandboxes as tools of the Model Context Protocol, over standard input and output
     Mcp(mcp::Args),
+    Chaos(chaos::Args),
     /// Write completions for a shell to standard output
     Completions {
         /// Which shell
@@ -125,6 +127,7 @@ fn main() -> ExitCode {
         Verb::Serve(args) => entered().and_then(|()| serve::run(args, &global)),
         Verb::Local(args) => entered().and_then(|()| local::run(args, &global)),
         Verb::Image(args) => entered().and_then(|()| image::run(args, &global)),
+        Verb::Chaos(args) => entered().and_then(|()| chaos::run(&args, &global)),
         Verb::Doctor(args) => doctor::run(args, &global),
         Verb::Completions { shell } => page::completions(shell),
         Verb::ExitCodes => text::say(fail::TABLE),

@@ -88,6 +88,11 @@ pub(crate) struct Target {
 }
 
 impl Global {
+    /// Whoever means the daemon of this data folder, whatever else is said.
+    pub(crate) fn of_folder(data: PathBuf) -> Self {
+        Self { data: Some(data), ..Self::default() }
+    }
+
     /// The data folder.
     pub(crate) fn data(&self) -> anyhow::Result<PathBuf> {
         self.data.clone().map_or_else(default_data, Ok)

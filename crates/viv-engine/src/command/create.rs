@@ -116,7 +116,10 @@ impl Engine {
                 let name = named.map(|name| name.to_string()).unwrap_or_default();
                 return Err(EngineError::NameTaken { name, by });
             }
-            Err(other) => return Err(other.into()),
+            Err(other) => {
+                inner.doubt(&other, &made);
+                return Err(other.into());
+            }
         };
         inner.reached("create.committed");
         inner.committed(&sandbox);

@@ -211,7 +211,9 @@ impl Inner {
             first.idempotency = keyed.cloned();
         }
         let made: Vec<Sandbox> = changes.iter().map(|change| change.sandbox.clone()).collect();
-        self.store.commit_all(self.epoch, changes).await.map_err(|error| match error {
+        let committed = self.store.commit_all(self.epoch, changes).await;
+        let committed = committed.inspect_err(|error| made.iter().for_each(|one| self.doubt(error, &one.id)));
+        committed.map_err(|error| match error {
             StoreError::NameTaken { by } => {
                 let name = plan.names.first().map(Name::to_string).unwrap_or_default();
                 EngineError::NameTaken { name, by }

@@ -27,7 +27,7 @@ mod key;
 mod kill;
 mod limits;
 mod logs;
-mod new;
+pub(crate) mod new;
 mod progress;
 mod ps;
 mod reconcile;
@@ -38,7 +38,7 @@ mod rm;
 mod rollback;
 mod run;
 mod schedule;
-mod selftest;
+pub(crate) mod selftest;
 mod session;
 mod show;
 mod snapshot;
@@ -46,7 +46,7 @@ mod spares;
 mod spec;
 mod stats;
 mod stop;
-mod table;
+pub(crate) mod table;
 mod task;
 mod terminal;
 mod timeline;
@@ -256,7 +256,7 @@ impl Daemon {
 }
 
 /// Text, with an end of line if it has none.
-fn print(text: &str) -> anyhow::Result<ExitCode> {
+pub(crate) fn print(text: &str) -> anyhow::Result<ExitCode> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
     if !text.is_empty() && !text.ends_with('\n') {
@@ -268,7 +268,7 @@ fn print(text: &str) -> anyhow::Result<ExitCode> {
 }
 
 /// One object on a line.
-fn print_json(value: &impl Serialize) -> anyhow::Result<ExitCode> {
+pub(crate) fn print_json(value: &impl Serialize) -> anyhow::Result<ExitCode> {
     print(&serde_json::to_string(value)?)
 }
 

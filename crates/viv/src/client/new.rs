@@ -150,7 +150,7 @@ impl NewArgs {
 
 /// What breaks a bound is a mistake on the command line.
 #[expect(clippy::needless_pass_by_value, reason = "this is what map_err calls")]
-pub(super) fn wrong(error: BoundError) -> Failure {
+pub(crate) fn wrong(error: BoundError) -> Failure {
     Failure::usage(error.to_string())
 }
 
@@ -203,7 +203,7 @@ pub(super) fn once<T>(
 }
 
 /// A key that nobody else uses.
-pub(super) fn fresh_key() -> anyhow::Result<IdempotencyKey> {
+pub(crate) fn fresh_key() -> anyhow::Result<IdempotencyKey> {
     let mut bytes = [0_u8; 16];
     rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())?;
     let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();

@@ -9,6 +9,7 @@
 //! ```
 
 mod alerts;
+pub(crate) mod chaos;
 mod cleanup;
 mod config;
 mod failpoint;
@@ -39,7 +40,7 @@ use viv_core::limits::ResourceLimits;
 use viv_engine::{Clock, Engine, EngineConfig, Gates};
 use viv_sandbox::{DriverKind, LocalConfig, LocalProvider, Runtime, StoreConfig};
 use viv_server::{Build, LogRing, ServerConfig, ServerState};
-use viv_store::{ApiKey, KeyScope, NewLine, Owner, Quota, SqliteStore, Store, Sums, Weights};
+use viv_store::{ApiKey, KeyScope, NewLine, Owner, Quota, SqliteStore, Sums, Weights};
 
 use crate::place;
 use crate::settings::{DAEMONS, Global};
@@ -90,6 +91,8 @@ pub(crate) struct Args {
     /// What is said on standard error: error, warn, info or debug
     #[arg(long, env = "VIV_LOG")]
     log: Option<LevelFilter>,
+    #[command(flatten)]
+    chaos: chaos::ChaosArgs,
 }
 
 pub(crate) fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
@@ -130,7 +133,9 @@ async fn daemon(
     if ownership.from_undead {
         SqliteStore::renew(&file_of_store).context("cannot get the store out of the hands of its owner")?;
     }
-    let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&file_of_store).context("cannot open the store")?);
+    let chaos = args.chaos.begin(data)?;
+    let opened = SqliteStore::open(&file_of_store).context("cannot open the store")?;
+    let (store, faulty_store) = chaos::around_store(chaos.as_ref(), opened);
     let process = &ownership.who.process;
     let owner = Owner {
         name: ownership.who.name.clone(),
@@ -175,9 +180,12 @@ async fn daemon(
             gate.name()
         ));
     }
-    let provider = Arc::new(open_provider(&args, file, data, ownership.from_undead)?);
-    tidy_regularly(provider.clone(), file.reconcile.tidy())?;
-    let engine = Engine::start(config, store, provider, epoch, Clock::showing(wall_ms()), draw).await?;
+    let provider = open_provider(&args, file, data, ownership.from_undead)?;
+    tidy_regularly(Arc::new(provider.clone()), file.reconcile.tidy())?;
+    let mark = config.owner.clone();
+    let shown_ms = chaos.as_ref().map_or_else(wall_ms, |chaos| chaos.clock_ms(wall_ms()));
+    let (provider, faulty_provider) = chaos::around_provider(chaos.as_ref(), provider);
+    let engine = Engine::start(config, store, provider, epoch, Clock::showing(shown_ms), draw).await?;
 
     let build = Build { commit: COMMIT.to_owned(), ..Build::default() };
     let mut setup = ServerConfig { build, ..ServerConfig::default() };
@@ -198,6 +206,9 @@ async fn daemon(
     write_whole(&daemon_file, &serde_json::to_vec_pretty(&daemon)?)?;
     say(format_args!("viv {} listens on {url}, with everything in {}", env!("CARGO_PKG_VERSION"), data.display()));
 
+    if let (Some(chaos), Some(store), Some(provider)) = (chaos, &faulty_store, &faulty_provider) {
+        chaos.unleash(store, provider, &mark)?;
+    }
     let ended = engine.clone();
     let until = async move {
         tokio::select! {

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use viv_api::client::Client;
 
-use self::patient::Patient;
+pub(crate) use self::patient::Patient;
 use super::{print, print_json};
 use crate::fail::{FAILED, Failure, OK};
 use crate::settings::Global;

@@ -3,6 +3,7 @@
 //! What is asked again may have been done already: every request here can be repeated, by its nature or by its key.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,24 +20,31 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// Somebody who asks.
-pub(super) struct Patient<'a> {
+pub(crate) struct Patient<'a> {
     global: &'a Global,
     again: bool,
     client: RefCell<Client>,
+    /// Why something was asked again, each reason once.
+    met: RefCell<BTreeSet<String>>,
 }
 
 impl<'a> Patient<'a> {
-    pub(super) fn new(global: &'a Global, again: bool) -> anyhow::Result<Self> {
-        Ok(Self { global, again, client: RefCell::new(Daemon::connect(global)?.client) })
+    pub(crate) fn new(global: &'a Global, again: bool) -> anyhow::Result<Self> {
+        Ok(Self { global, again, client: RefCell::new(Daemon::connect(global)?.client), met: RefCell::default() })
+    }
+
+    /// Why something had to be asked again: codes of errors, or `unreachable`.
+    pub(crate) fn met(&self) -> Vec<String> {
+        self.met.borrow().iter().cloned().collect()
     }
 
     /// Asks, and asks again only when the daemon was not there to hear it: for what is wanted to be refused.
-    pub(super) fn once<T>(&self, ask: impl Fn(&Client) -> Result<T, ClientError>) -> Result<T, ClientError> {
+    pub(crate) fn once<T>(&self, ask: impl Fn(&Client) -> Result<T, ClientError>) -> Result<T, ClientError> {
         self.until(ask, ClientError::passes)
     }
 
     /// Asks, and answers with what came of it.
-    pub(super) fn ask<T>(&self, ask: impl Fn(&Client) -> Result<T, ClientError>) -> Result<T, ClientError> {
+    pub(crate) fn ask<T>(&self, ask: impl Fn(&Client) -> Result<T, ClientError>) -> Result<T, ClientError> {
         self.until(ask, passes)
     }
 
@@ -49,7 +57,10 @@ impl<'a> Patient<'a> {
         loop {
             let client = self.client.borrow().clone();
             match ask(&client) {
-                Err(error) if self.again && passes(&error) && Instant::now() < until => {}
+                Err(error) if self.again && passes(&error) && Instant::now() < until => {
+                    let code = error.code().map_or("unreachable", ErrorCode::as_str);
+                    self.met.borrow_mut().insert(code.to_owned());
+                }
                 answer => return answer,
             }
             thread::sleep(PAUSE);

@@ -69,30 +69,30 @@ impl Patient<'_> {
         self.change(what, |client| ask(client.sandbox(SandboxRef::from(id))))
     }
 
-    pub(super) fn create(&self, request: &CreateSandbox) -> anyhow::Result<Sandbox> {
+    pub(crate) fn create(&self, request: &CreateSandbox) -> anyhow::Result<Sandbox> {
         let key = fresh_key()?;
         let request = CreateSandbox { wait_ms: wait(), ..request.clone() };
         self.change("creating", |client| client.create(&request, Some(&key)))
     }
 
-    pub(super) fn freeze(&self, id: &SandboxId) -> anyhow::Result<Sandbox> {
+    pub(crate) fn freeze(&self, id: &SandboxId) -> anyhow::Result<Sandbox> {
         self.change_of("freezing", id, |sandbox| sandbox.freeze(&rest()))
     }
 
-    pub(super) fn thaw(&self, id: &SandboxId) -> anyhow::Result<Sandbox> {
+    pub(crate) fn thaw(&self, id: &SandboxId) -> anyhow::Result<Sandbox> {
         self.change_of("thawing", id, |sandbox| sandbox.thaw(&rest()))
     }
 
-    pub(super) fn hibernate(&self, id: &SandboxId) -> anyhow::Result<Sandbox> {
+    pub(crate) fn hibernate(&self, id: &SandboxId) -> anyhow::Result<Sandbox> {
         self.change_of("hibernating", id, |sandbox| sandbox.hibernate(&rest()))
     }
 
-    pub(super) fn resume(&self, id: &SandboxId) -> anyhow::Result<Sandbox> {
+    pub(crate) fn resume(&self, id: &SandboxId) -> anyhow::Result<Sandbox> {
         self.change_of("resuming", id, |sandbox| sandbox.ensure(&EnsureSandbox { wait_ms: wait() }))
     }
 
     /// A snapshot with this name, of which there is one however often it is asked for.
-    pub(super) fn snapshot(&self, id: &SandboxId, name: &SandboxName) -> anyhow::Result<Snapshot> {
+    pub(crate) fn snapshot(&self, id: &SandboxId, name: &SandboxName) -> anyhow::Result<Snapshot> {
         let request = CreateSnapshot { name: Some(name.clone()), labels: Labels::default() };
         Ok(self.about(id, |sandbox| {
             let before = sandbox.snapshots_all().find(|one| match one {
@@ -104,11 +104,11 @@ impl Patient<'_> {
     }
 
     /// Those that are there of a sandbox that may be deleted.
-    pub(super) fn snapshots(&self, id: &SandboxId) -> Asked<Vec<Snapshot>> {
+    pub(crate) fn snapshots(&self, id: &SandboxId) -> Asked<Vec<Snapshot>> {
         self.about(id, |sandbox| sandbox.snapshots_all().collect())
     }
 
-    pub(super) fn rollback(&self, id: &SandboxId, snapshot: &SnapshotId) -> anyhow::Result<Sandbox> {
+    pub(crate) fn rollback(&self, id: &SandboxId, snapshot: &SnapshotId) -> anyhow::Result<Sandbox> {
         let snapshot = SnapshotRef::new(snapshot.as_str()).map_err(wrong)?;
         let request = RollbackSandbox { snapshot, discard: false, wait_ms: wait() };
         self.change_of("rolling back", id, |sandbox| sandbox.rollback(&request))?;
@@ -117,7 +117,7 @@ impl Patient<'_> {
     }
 
     /// One sandbox that begins with a snapshot and has this label, of which there is one however often it is asked for.
-    pub(super) fn fork(&self, snapshot: &SnapshotId, label: &LabelFilter) -> anyhow::Result<Sandbox> {
+    pub(crate) fn fork(&self, snapshot: &SnapshotId, label: &LabelFilter) -> anyhow::Result<Sandbox> {
         let labels = Labels::new([(label.key.clone(), label.value.clone())].into()).map_err(wrong)?;
         let request = Fork { labels, wait_ms: wait(), ..Fork::default() };
         let query = ListSandboxes { label: vec![label.clone()], ..ListSandboxes::default() };
@@ -129,41 +129,41 @@ impl Patient<'_> {
         self.resume(&forked.id)
     }
 
-    pub(super) fn delete(&self, id: &SandboxId) -> anyhow::Result<Sandbox> {
+    pub(crate) fn delete(&self, id: &SandboxId) -> anyhow::Result<Sandbox> {
         self.change_of("deleting", id, |sandbox| sandbox.delete(wait()))
     }
 
     /// As it is shown.
-    pub(super) fn get(&self, id: &SandboxId) -> Asked<Sandbox> {
+    pub(crate) fn get(&self, id: &SandboxId) -> Asked<Sandbox> {
         self.about(id, |sandbox| sandbox.get())
     }
 
     /// Probed now.
-    pub(super) fn verify(&self, id: &SandboxId) -> Asked<Sandbox> {
+    pub(crate) fn verify(&self, id: &SandboxId) -> Asked<Sandbox> {
         self.about(id, |sandbox| sandbox.verify())
     }
 
-    pub(super) fn diagnosis(&self, id: &SandboxId) -> Asked<Diagnosis> {
+    pub(crate) fn diagnosis(&self, id: &SandboxId) -> Asked<Diagnosis> {
         self.about(id, |sandbox| sandbox.diagnosis())
     }
 
     /// Those with a label that are not deleted.
-    pub(super) fn labelled(&self, label: &str) -> anyhow::Result<Vec<Sandbox>> {
+    pub(crate) fn labelled(&self, label: &str) -> anyhow::Result<Vec<Sandbox>> {
         let query = ListSandboxes { all: true, label: vec![label.parse()?], ..ListSandboxes::default() };
         let all = self.ask(|client| client.list_all(query.clone()).collect::<Asked<Vec<_>>>())?;
         Ok(all.into_iter().filter(|sandbox| !sandbox.deleted).collect())
     }
 
-    pub(super) fn make_dir(&self, id: &SandboxId, path: &Path) -> Asked<()> {
+    pub(crate) fn make_dir(&self, id: &SandboxId, path: &Path) -> Asked<()> {
         self.about(id, |sandbox| sandbox.make_dir(path))
     }
 
-    pub(super) fn write(&self, id: &SandboxId, path: &Path, content: &[u8]) -> Asked<()> {
+    pub(crate) fn write(&self, id: &SandboxId, path: &Path, content: &[u8]) -> Asked<()> {
         let write = WriteFile { path: path.clone(), mode: None, user: None, generation: None };
         self.about(id, |sandbox| sandbox.write_file(&write, &mut &*content).map(drop))
     }
 
-    pub(super) fn read(&self, id: &SandboxId, path: &Path) -> anyhow::Result<Vec<u8>> {
+    pub(crate) fn read(&self, id: &SandboxId, path: &Path) -> anyhow::Result<Vec<u8>> {
         let read = ReadFile { path: path.clone(), offset: None, length: None, generation: None };
         let mut content = Vec::new();
         let bytes = self.about(id, |sandbox| sandbox.read_file(&read))?;
@@ -171,12 +171,12 @@ impl Patient<'_> {
         Ok(content)
     }
 
-    pub(super) fn list(&self, id: &SandboxId, path: &Path) -> Asked<FileListing> {
+    pub(crate) fn list(&self, id: &SandboxId, path: &Path) -> Asked<FileListing> {
         self.about(id, |sandbox| sandbox.list_files(path, ListDepth::new(1).ok()))
     }
 
     /// Runs a command to its end, which has to be a good one, and answers with what it said.
-    pub(super) fn run(&self, id: &SandboxId, argv: &[&str]) -> anyhow::Result<Vec<u8>> {
+    pub(crate) fn run(&self, id: &SandboxId, argv: &[&str]) -> anyhow::Result<Vec<u8>> {
         let key = fresh_key()?;
         let command = StartExecution::of(argv.iter().copied())?;
         let (end, said) = self.about(id, |sandbox| follow(&sandbox, &command, &key))?;
@@ -185,19 +185,19 @@ impl Patient<'_> {
     }
 
     /// Starts a command that runs on, once, however often it is asked for.
-    pub(super) fn start(&self, id: &SandboxId, argv: &[&str]) -> anyhow::Result<ExecutionId> {
+    pub(crate) fn start(&self, id: &SandboxId, argv: &[&str]) -> anyhow::Result<ExecutionId> {
         let key = fresh_key()?;
         let mut command = StartExecution::of(argv.iter().copied())?;
         (command.detach, command.limit_ms) = (true, Some(TimeLimit::NONE));
         Ok(self.about(id, |sandbox| sandbox.start(&command, Some(&key)))?.id)
     }
 
-    pub(super) fn execution(&self, id: &SandboxId, execution: &ExecutionId) -> Asked<Execution> {
+    pub(crate) fn execution(&self, id: &SandboxId, execution: &ExecutionId) -> Asked<Execution> {
         self.about(id, |sandbox| sandbox.execution(execution.clone()).get())
     }
 
     /// Whether a command is refused because it does not run.
-    pub(super) fn is_refused(&self, id: &SandboxId) -> anyhow::Result<bool> {
+    pub(crate) fn is_refused(&self, id: &SandboxId) -> anyhow::Result<bool> {
         let command = StartExecution::of(["true"])?;
         // Not patiently: that it is refused is what is wanted.
         match self.once(|client| client.sandbox(SandboxRef::from(id)).start(&command, None)) {
