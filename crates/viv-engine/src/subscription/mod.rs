@@ -258,7 +258,9 @@ impl Work {
             let letters = inner.store.letters(&query).await?;
             query.after = letters.last().map_or(query.after, |last| Cursor(last.cursor));
             let is_last = letters.len() < PAGE;
-            letters.into_iter().for_each(|letter| desk.put(letter));
+            for letter in letters {
+                desk.put(letter);
+            }
             if is_last {
                 break;
             }
@@ -353,7 +355,9 @@ impl Work {
                 }
                 inner.reached("webhook.queued");
                 place.stored = place.read;
-                letters.into_iter().for_each(|letter| desk.put(letter));
+                for letter in letters {
+                    desk.put(letter);
+                }
             }
             if is_last {
                 break;
@@ -436,13 +440,11 @@ async fn try_one(
     letter: Letter,
 ) -> (Letter, Tried) {
     let filter = JournalFilter { project: row.project.clone(), sandbox: row.sandbox.clone() };
-    let found = match inner.store.journal(Cursor(letter.cursor.saturating_sub(1)), &filter, 1).await {
-        Ok(found) => found.into_iter().next().filter(|line| line.cursor.0 == letter.cursor),
-        Err(_) => {
-            let at_ms = inner.clock.now_ms().saturating_add(STORE_PAUSE.as_millis() as u64);
-            return (letter, Tried::Later(at_ms));
-        }
+    let Ok(found) = inner.store.journal(Cursor(letter.cursor.saturating_sub(1)), &filter, 1).await else {
+        let at_ms = inner.clock.now_ms().saturating_add(STORE_PAUSE.as_millis() as u64);
+        return (letter, Tried::Later(at_ms));
     };
+    let found = found.into_iter().next().filter(|line| line.cursor.0 == letter.cursor);
     let tried = match found {
         Some(line) => {
             let id = letter.id(&row.id);
