@@ -498,8 +498,8 @@ fn small_image() -> tempfile::TempDir {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn l13_a_file_changed_below_it_leaves_the_files() {
-    let Some(criu) = criu() else { return };
     type Change = fn(&Path);
+    let Some(criu) = criu() else { return };
     let written_to: Change = |image| fs::write(image.join("held"), "held by Another 1\n").unwrap();
     let shorter: Change = |image| fs::write(image.join("held"), "short\n").unwrap();
     let program: Change = |image| {
