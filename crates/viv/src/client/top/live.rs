@@ -70,7 +70,7 @@ fn write(bytes: &[u8]) -> io::Result<()> {
     out.flush()
 }
 
-pub(super) fn run(look: Look, sort: Sort) -> anyhow::Result<ExitCode> {
+pub(super) fn run(look: &Look, sort: Sort) -> anyhow::Result<ExitCode> {
     // One that is waiting is enough: whoever looks sees everything.
     let (poke, poked) = mpsc::sync_channel(1);
     let (say, heard) = mpsc::channel();
@@ -79,7 +79,7 @@ pub(super) fn run(look: Look, sort: Sort) -> anyhow::Result<ExitCode> {
     read_keys(say.clone());
     follow(look.clone(), poke.clone());
     look_again_and_again(look.clone(), poked, say.clone());
-    let left = show(&look, sort, &heard, &say, &poke);
+    let left = show(look, sort, &heard, &say, &poke);
     drop(screen);
     left
 }
@@ -108,13 +108,13 @@ fn show(
                 ask => in_background(look.clone(), ask, say.clone()),
             },
             Ok(Said::Seen(Ok((seen, more)))) => view.update(seen, more),
-            Ok(Said::Seen(Err(error))) => view.notice(format!("cannot look: {error}")),
-            Ok(Said::Text { title, text: Ok(text) }) => view.text(title, &text),
+            Ok(Said::Seen(Err(error))) => view.notice(&format!("cannot look: {error}")),
+            Ok(Said::Text { title, text: Ok(text) }) => view.text(&title, &text),
             Ok(Said::Stopped(Ok(words))) => {
-                view.notice(words);
+                view.notice(&words);
                 let _ = poke.try_send(());
             }
-            Ok(Said::Text { text: Err(error), .. } | Said::Stopped(Err(error))) => view.notice(error.to_string()),
+            Ok(Said::Text { text: Err(error), .. } | Said::Stopped(Err(error))) => view.notice(&error.to_string()),
             Ok(Said::Signal(signal)) => return Ok(ExitCode::from(SIGNAL_BASE + signal)),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return Ok(ExitCode::SUCCESS),

@@ -55,7 +55,7 @@ enum Sort {
 pub(super) fn run(args: &Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
     let look = Look { client: daemon.client.clone(), labels: args.label.clone() };
     if !args.once && !daemon.json && terminal::is_interactive() {
-        return live::run(look, args.sort);
+        return live::run(&look, args.sort);
     }
     let mut seen = look.at_all()?;
     view::sort(&mut seen, args.sort, false);

@@ -127,15 +127,15 @@ impl View {
         }
     }
 
-    pub(super) fn notice(&mut self, words: String) {
-        self.notice = Some(clean(&words));
+    pub(super) fn notice(&mut self, words: &str) {
+        self.notice = Some(clean(words));
     }
 
     /// Shows a text instead, until somebody goes back.
-    pub(super) fn text(&mut self, title: String, text: &str) {
+    pub(super) fn text(&mut self, title: &str, text: &str) {
         let lines: Vec<String> = text.lines().map(clean).collect();
         self.notice = None;
-        self.shown = Shown::Text { title: clean(&title), lines, from: 0 };
+        self.shown = Shown::Text { title: clean(title), lines, from: 0 };
     }
 
     fn marked_at(&self) -> usize {
@@ -193,7 +193,7 @@ impl View {
             Key::Down | Key::Char('j') => self.mark(1),
             Key::PageUp => self.mark(-page),
             Key::PageDown | Key::Char(' ') => self.mark(page),
-            Key::Char('?' | 'h') => self.text("keys".to_owned(), HELP),
+            Key::Char('?' | 'h') => self.text("keys", HELP),
             Key::Char('N') => self.sort_by(Sort::Name),
             Key::Char('S') => self.sort_by(Sort::Status),
             Key::Char('A') => self.sort_by(Sort::Age),
@@ -353,7 +353,7 @@ mod tests {
         assert_eq!(view.key(Key::Char('y'), 24), Ask::Stop("sbx_b".parse().unwrap()));
         assert_eq!(view.key(Key::Char('d'), 24), Ask::Diagnosis("sbx_b".parse().unwrap()));
         assert_eq!(view.key(Key::Char('l'), 24), Ask::Logs("sbx_b".parse().unwrap()));
-        view.text("logs of b".to_owned(), "one\x1b[2J\ntwo");
+        view.text("logs of b", "one\x1b[2J\ntwo");
         assert_eq!(view.lines(24, 80, 0).0[2], "one\u{fffd}[2J", "what it says does not move the cursor");
         assert_eq!((view.key(Key::Char('q'), 24), view.key(Key::Char('q'), 24)), (Ask::Nothing, Ask::Quit));
         assert_eq!(view.key(Key::Interrupt, 24), Ask::Quit);
