@@ -48,4 +48,7 @@ bugs! {
     ScheduleOutlivesDelete: "schedules-of-the-living";
     QuotaUncounted: "quota-holds";
     KeyForgotten: "one-key-one-sandbox";
+    EffectTwice: "grants-are-declared";
+    TaskEndsUnkilled: "over-tasks-run-nothing" "over-is-settled";
+    StopOfTaskUnwritten: "stops-of-tasks-are-durable";
 }
