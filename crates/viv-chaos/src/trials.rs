@@ -88,12 +88,7 @@ pub const IN_WORLDS: &[(Gate, &[&str])] = &[
     (Gate::Quota, &["quota-holds"]),
     (Gate::FreshExpiry, &["expiry-is-fetched"]),
     (Gate::ActivityFilter, &["unused-goes-to-rest", "stopped-is-the-end"]),
-    (Gate::EntryOnlyResume, &["a-reconnect-joins"]),
-    (Gate::ProviderTruth, &["rest-is-real"]),
-    (Gate::DurableStop, &["stops-of-tasks-are-durable"]),
-    (Gate::PushedCancellation, &["stops-of-tasks-are-soon"]),
-    (Gate::AuthoritativeTimeout, &["over-tasks-run-nothing"]),
-    (Gate::EffectsGate, &["grants-are-declared", "no-grant-after-the-end"]),
+    (Gate::EntryOnlyResume, &["a-reconnect-joins", "old-handles-are-refused"]),
 ];
 
 /// Switches these off for everybody.
