@@ -20,7 +20,9 @@ use viv_core::{ExecutionId, FencingToken, SandboxId, ScheduleId, SnapshotId, Tas
 use viv_provider::sim::SimProvider;
 use viv_provider::{InstanceRef, InstanceState, Provider};
 use viv_store::{
-    ApiKey, Change, Cursor, Epoch, ExecutionListing, ExecutionQuery, Groups, Idempotency, JournalFilter, JournalLine, KeptBytes, Lease, LeaseKind, ListQuery, Listing, NewLine, Owner, PhaseCounts, Remembered, ScheduleListing, ScheduleQuery, SnapshotListing, SnapshotQuery, Store, StoreError, TaskListing, TaskOutput, TaskQuery,
+    ApiKey, Change, Cursor, Epoch, ExecutionListing, ExecutionQuery, Groups, Idempotency, JournalFilter, JournalLine,
+    KeptBytes, Lease, LeaseKind, ListQuery, Listing, NewLine, Owner, PhaseCounts, Remembered, ScheduleListing,
+    ScheduleQuery, SnapshotListing, SnapshotQuery, Store, StoreError, TaskListing, TaskOutput, TaskQuery,
 };
 
 use crate::at_once::at_once;

@@ -1,6 +1,7 @@
 //! What clients do with tasks, and what is heard from inside of them.
 
 use std::collections::BTreeMap;
+use std::slice;
 use std::sync::Arc;
 
 use viv_core::TaskId;
@@ -36,11 +37,12 @@ pub(crate) fn answers() -> Inside {
 }
 
 async fn answer(engine: Engine, asked: FromInside) -> String {
-    let at_work = match engine.store().task_at_work(&asked.sandbox.id).await {
-        Ok(Some(id)) => engine.task(None, &id).await,
-        Ok(None) => return "no task".to_owned(),
-        Err(error) => return format!("error: {error}"),
-    };
+    let at_work =
+        match engine.tasks_at_work(slice::from_ref(&asked.sandbox.id)).await.map(|all| all.into_values().next()) {
+            Ok(Some(id)) => engine.task(None, &id).await,
+            Ok(None) => return "no task".to_owned(),
+            Err(error) => return format!("error: {error}"),
+        };
     let Ok(task) = at_work else { return "no task".to_owned() };
     let of = (&task.id, task.run);
     let done = match asked.body.as_str() {

@@ -127,10 +127,7 @@ fn die() {
 }
 
 /// The store, in a layer in which it fails where that was asked for.
-pub(super) fn around_store(
-    chaos: Option<&Chaos>,
-    store: SqliteStore,
-) -> (Arc<dyn Store>, Option<Arc<FaultyStore>>) {
+pub(super) fn around_store(chaos: Option<&Chaos>, store: SqliteStore) -> (Arc<dyn Store>, Option<Arc<FaultyStore>>) {
     match chaos {
         None => (Arc::new(store), None),
         Some(chaos) => {
