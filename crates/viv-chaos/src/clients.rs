@@ -139,7 +139,7 @@ impl World<'_> {
             self.known.entry(id.clone()).or_default().wakes_itself = true;
         }
         match deed {
-            Deed::Read => self.read(&id).await,
+            Deed::Read => Box::pin(self.read(&id)).await,
             Deed::Snapshot | Deed::Rollback | Deed::Fork => self.snapshots(deed, &id).await,
             Deed::Schedule => self.schedule(&id).await,
             Deed::Execute | Deed::ExecuteWaking | Deed::Work => self.execute(deed, &id).await,
@@ -430,6 +430,17 @@ impl World<'_> {
         }
     }
 
+    async fn was_probed(&self, id: &SandboxId, generation: Generation, began: Instant) -> Found {
+        let instance = InstanceRef { sandbox: id.clone(), generation };
+        let probed = self.provider.probed_at(&instance);
+        // What is heard of a service counts as a probe still, which is less than T4 says (docs/proof.md).
+        let record = at_once(self.store.truth.get(id)).await.ok().flatten();
+        let serves = record.is_some_and(|record| !record.spec.services.is_empty());
+        holds("probed-before-use", serves || probed >= Some(began), || {
+            format!("{instance} was handed out, and not probed since the daemon began: {probed:?}")
+        })
+    }
+
     /// An answer is heard.
     pub(crate) async fn hear(&mut self, answer: Answer) -> Found {
         let Answer { deed, id, was_ended, was_draining, drains, began, told } = answer;
@@ -506,14 +517,7 @@ impl World<'_> {
                     format!("{name}: a handle to {asked:?} was given {got}")
                 })?;
                 if let Some(id) = id {
-                    let instance = InstanceRef { sandbox: id.clone(), generation: *got };
-                    let probed = self.provider.probed_at(&instance);
-                    // What is heard of a service counts as a probe still, which is less than T4 says (docs/proof.md).
-                    let record = at_once(self.store.truth.get(&id)).await.ok().flatten();
-                    let serves = record.is_some_and(|record| !record.spec.services.is_empty());
-                    holds("probed-before-use", serves || probed >= Some(began), || {
-                        format!("{instance} was handed out, and not probed since the daemon began: {probed:?}")
-                    })?;
+                    self.was_probed(&id, *got, began).await?;
                     self.known.entry(id).or_default().handle = Some(*got);
                 }
             }

@@ -16,16 +16,16 @@ type Sent = Arc<Mutex<Vec<Delivery>>>;
 /// A world in which everything that is sent is taken, or nothing is.
 async fn world(taken: bool) -> (World, Sent) {
     let sent = Sent::default();
-    let heard = sent.clone();
-    let send = Webhooks(Arc::new(move |delivery: Delivery| {
-        heard.lock().unwrap().push(delivery);
+    let all = sent.clone();
+    let deliver = Webhooks(Arc::new(move |delivery: Delivery| {
+        all.lock().unwrap().push(delivery);
         let why = "did not answer in time".to_owned();
         Box::pin(async move { if taken { Ok(()) } else { Err(Undelivered { why, is_down: false }) } })
     }));
     let patience = Patience { pause_ms_first: 1, attempts_max: 2, ..Patience::default() };
     let config = events(&WebhookConfig::default(), &[PRIVATE.to_owned()], patience, Duration::from_secs(1));
     let world = World::with(Bounds::default(), |engine| {
-        engine.subscriptions = Some(viv_engine::SubscriptionConfig { send, ..config });
+        engine.subscriptions = Some(viv_engine::SubscriptionConfig { send: deliver, ..config });
     });
     (world.await, sent)
 }
@@ -78,7 +78,10 @@ async fn o6_a_webhook_is_of_a_project_and_its_secret_is_told_once() {
     assert_eq!(tried, json!({"taken": true, "why": null}));
     let both = sent.lock().unwrap().last().map(|delivery| (delivery.secret.clone(), delivery.also.clone())).unwrap();
     assert_eq!(both.0.reveal(), rotated["secret"].as_str().unwrap());
-    assert_eq!(both.1.iter().map(|secret| secret.reveal()).collect::<Vec<_>>(), [made["secret"].as_str().unwrap()]);
+    assert_eq!(
+        both.1.iter().map(viv_core::hook::Secret::reveal).collect::<Vec<_>>(),
+        [made["secret"].as_str().unwrap()]
+    );
     ask(Method::DELETE, &path, &key, None).await.is(204);
     ask(Method::GET, &path, &key, None).await.is(404);
     let journal = world.get("/v1/events?limit=1000").await.is(200).json();
