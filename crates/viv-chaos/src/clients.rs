@@ -430,6 +430,18 @@ impl World<'_> {
         }
     }
 
+    /// A handle was given, by a daemon that was there since then.
+    async fn handed_out(&self, id: &SandboxId, generation: Generation, began: Instant) -> Found {
+        let instance = InstanceRef { sandbox: id.clone(), generation };
+        let probed = self.provider.probed_at(&instance);
+        // What is heard of a service counts as a probe still, which is less than T4 says (docs/proof.md).
+        let record = at_once(self.store.truth.get(id)).await.ok().flatten();
+        let serves = record.is_some_and(|record| !record.spec.services.is_empty());
+        holds("probed-before-use", serves || probed >= Some(began), || {
+            format!("{instance} was handed out, and not probed since the daemon began: {probed:?}")
+        })
+    }
+
     /// An answer is heard.
     pub(crate) async fn hear(&mut self, answer: Answer) -> Found {
         let Answer { deed, id, was_ended, was_draining, drains, began, told } = answer;
@@ -506,14 +518,7 @@ impl World<'_> {
                     format!("{name}: a handle to {asked:?} was given {got}")
                 })?;
                 if let Some(id) = id {
-                    let instance = InstanceRef { sandbox: id.clone(), generation: *got };
-                    let probed = self.provider.probed_at(&instance);
-                    // What is heard of a service counts as a probe still, which is less than T4 says (docs/proof.md).
-                    let record = at_once(self.store.truth.get(&id)).await.ok().flatten();
-                    let serves = record.is_some_and(|record| !record.spec.services.is_empty());
-                    holds("probed-before-use", serves || probed >= Some(began), || {
-                        format!("{instance} was handed out, and not probed since the daemon began: {probed:?}")
-                    })?;
+                    self.handed_out(&id, *got, began).await?;
                     self.known.entry(id).or_default().handle = Some(*got);
                 }
             }
