@@ -18,6 +18,8 @@ pub(crate) struct Known {
     env_to_tell: Option<(Generation, BTreeMap<String, String>)>,
     generation: Option<Generation>,
     evidence: Option<Evidence>,
+    /// Whether it was probed, and not only heard of.
+    is_probed: bool,
     observed: Option<Observed>,
     token: Option<FencingToken>,
     /// When it was last written down that it is used.
@@ -113,6 +115,7 @@ impl Knowledge {
         if known.generation != Some(generation) {
             known.generation = Some(generation);
             known.evidence = None;
+            known.is_probed = false;
             known.observed = None;
         }
         Some(change(known))
@@ -120,6 +123,14 @@ impl Knowledge {
 
     /// It was probed.
     pub(crate) fn probed(&self, sandbox: &SandboxId, generation: Generation, evidence: Evidence) {
+        self.of(sandbox, generation, |known| {
+            known.evidence = Some(evidence);
+            known.is_probed = true;
+        });
+    }
+
+    /// Something was heard of it, which changes the evidence there is and is no probe.
+    pub(crate) fn heard(&self, sandbox: &SandboxId, generation: Generation, evidence: Evidence) {
         self.of(sandbox, generation, |known| known.evidence = Some(evidence));
     }
 
@@ -159,9 +170,9 @@ impl Knowledge {
         }
     }
 
-    /// Whether anything was probed since this daemon began (T4).
+    /// Whether it was probed since this daemon began (T4).
     pub(crate) fn has_probed(&self, sandbox: &Sandbox) -> bool {
-        self.about(sandbox, |known| known.evidence.as_ref().map(|_| ())).is_some()
+        self.about(sandbox, |known| Some(known.is_probed)).unwrap_or(false)
     }
 
     /// Whether this daemon saw the end of the current generation, recorded or not.

@@ -135,7 +135,7 @@ impl Inner {
         evidence.services.retain(|known| known.service != *service);
         evidence.services.push(ServiceCheck { service: service.clone(), execution: execution.clone(), check });
         // Shown at once, also by a store that cannot write.
-        self.knowledge.probed(&record.id, record.generation, evidence.clone());
+        self.knowledge.heard(&record.id, record.generation, evidence.clone());
         tracing::info!(component = "listen", %instance, %service, %execution, how, "a service ended");
         self.apply(&record.id, &Event::Probed { generation: instance.generation, evidence }).await?;
         Ok(())
