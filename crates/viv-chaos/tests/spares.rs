@@ -78,7 +78,7 @@ async fn created(store: &MemoryStore, id: &SandboxId) -> Vec<bool> {
 }
 
 #[test]
-fn l19_500_claims_by_50_clients_are_500_different_sandboxes_that_work() {
+fn l19_incident_19_500_claims_by_50_clients_are_500_different_sandboxes_that_work() {
     paused(async {
         let place = place_with(|config| {
             config.spares = spares(10, 40);

@@ -119,7 +119,7 @@ fn o3_cause_2_a_call_that_hangs_is_named_with_its_descriptor() {
 }
 
 #[test]
-fn j3_cause_3_a_cleanup_that_does_not_work_is_an_alert() {
+fn j3_incident_39_cause_3_a_cleanup_that_does_not_work_is_an_alert() {
     let daemon = house("[reconcile]\nprovider_sync_s = 1\n");
     let made = daemon.create();
     assert_eq!(state(daemon.client(), "cleanup_failing"), AlertState::Inactive);

@@ -82,6 +82,7 @@ impl Inner {
                 Err(StoreError::Conflict { .. }) => {}
                 Err(other) => {
                     // It is nobody's still, or was written all the same: the record is looked at again.
+                    self.doubt(&other, &id);
                     self.reconcilers.look_at_spares();
                     return Err(other);
                 }

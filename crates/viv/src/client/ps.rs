@@ -23,7 +23,7 @@ const PAGE: u64 = 500;
 /// List sandboxes
 ///
 /// USED is how long ago it was in use, PROBED how old the evidence is that it works, AGENT what the label `agent` says,
-/// TASK which task is at work in it. `--json` has all that is known.
+/// TASK which task is at work in it; where there is none of these, the column is left out. `--json` has all that is known.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Also those that stopped for good
@@ -79,6 +79,7 @@ fn once(args: &Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
             table.row(row(&sandbox, now_ms()));
         }
     }
+    table.leave_out_empty(&["AGENT", "TASK"]);
     if daemon.json || args.quiet { Ok(ExitCode::SUCCESS) } else { print(&table.render(width())) }
 }
 
@@ -111,6 +112,12 @@ mod tests {
             table.render(Some(82)),
             "ID                              NAME  STATUS  AGE    USED  PROBED  AGENT  TASK  LA…\n\
              sbx_01h2xcejqtf2nbrexx3vqjhp41  box   ready   1m39s  1m    5s      coder  -     te…\n"
+        );
+        table.leave_out_empty(&["AGENT", "TASK"]);
+        assert!(
+            table
+                .render(None)
+                .starts_with("ID                              NAME  STATUS  AGE    USED  PROBED  AGENT  LABELS\n")
         );
     }
 }

@@ -23,6 +23,18 @@ impl Table {
         self.rows.push(cells.into_iter().map(|cell| clean(&cell)).collect());
     }
 
+    /// Leaves out the columns of this name in which there is nothing.
+    pub(super) fn leave_out_empty(&mut self, names: &[&str]) {
+        let Some((head, rows)) = self.rows.split_first() else { return };
+        let has_some = |column: usize| rows.iter().any(|row| row.get(column).is_some_and(|cell| cell != NONE));
+        let kept: Vec<bool> =
+            head.iter().enumerate().map(|(at, name)| !names.contains(&name.as_str()) || has_some(at)).collect();
+        for row in &mut self.rows {
+            let mut kept = kept.iter();
+            row.retain(|_| kept.next().copied().unwrap_or(true));
+        }
+    }
+
     /// As text. On a terminal the last column gives way.
     pub(crate) fn render(&self, width: Option<usize>) -> String {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
