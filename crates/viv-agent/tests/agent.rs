@@ -120,7 +120,8 @@ fn a_quiesce_ends_connections_and_lets_processes_live() {
         );
         let stale = agent.call(&Request::ExecCancel { fence: fence(), id: id.clone() }).unwrap_err();
         assert_eq!((stale.code, stale.current), (ErrorCode::StaleGeneration, Some(4)));
-        let fence = Fence { generation: Generation(4), ..fence() };
+        // What runs in another sandbox now is a copy, with an id of its own.
+        let (fence, id) = (Fence { generation: Generation(4), ..fence() }, id.copied_into(&next.sandbox));
         let Answer::Exec(ended) = agent.call(&Request::ExecCancel { fence, id }).unwrap() else { panic!("no status") };
         assert_eq!(ended.state, ExecState::Cancelled);
         eventually("nothing left", || agent.descendants().is_empty());

@@ -110,8 +110,8 @@ mod tests {
         table.row(row(&sandbox(), 100_000));
         assert_eq!(
             table.render(Some(82)),
-            "ID                              NAME  STATUS  AGE    USED  PROBED  AGENT  TASK  LA…\n\
-             sbx_01h2xcejqtf2nbrexx3vqjhp41  box   ready   1m39s  1m    5s      coder  -     te…\n"
+            "ID                              NAME  STATUS  AGE    USED  PROBED  AGENT  TASK  L…\n\
+             sbx_01h2xcejqtf2nbrexx3vqjhp41  box   ready   1m39s  1m    5s      coder  -     t…\n"
         );
         table.leave_out_empty(&["AGENT", "TASK"]);
         assert!(

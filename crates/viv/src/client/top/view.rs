@@ -371,7 +371,7 @@ mod tests {
         assert_eq!((lines.len(), marked), (10, Some(8)));
         assert!(lines[8].starts_with("box29") && lines[2].starts_with("box23"), "{lines:#?}");
         assert!(lines.iter().all(|line| line.chars().count() <= 40), "{lines:#?}");
-        assert!(lines[0].contains("30 sandboxes, the newest of more"));
+        assert!(lines[0].starts_with("viv top: 30 sandboxes, the newest of"));
         view.seen[0].sandbox.status = Status::Ready;
         assert_eq!(view.lines(1, 5, 0).0.len(), 1, "a terminal of one line");
     }
