@@ -1,30 +1,24 @@
 //! A provider that loses, delays and repeats, and whose instances can be damaged: the one in memory in worlds, and any
 //! other on a real daemon ([`FaultyProvider::around`]).
 
+mod calls;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use tokio::time::Instant;
-use viv_core::exec::{ExecSpec, ExecStatus, TtySize};
-use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked};
-use viv_core::{
-    EndCause, ExecutionId, FencingToken, Generation, Identity, OwnerMark, RequestId, SandboxId, SnapshotId,
-};
+use viv_core::{EndCause, ExecutionId, FencingToken, Generation, SandboxId};
 use viv_provider::sim::SimProvider;
-use viv_provider::{
-    ByteReader, Capabilities, Deadline, DeadlineChange, Dialled, DiskUsage, Ended, FileWrite, Finding, InstanceRef,
-    InstanceSpec, LogPart, Mutation, Observation, Obstacle, OutputStream, Page, PageRequest, ProcessSeen, Provider,
-    ProviderError, RequestStream, ResourceLimits, SaveRequest, Snapshot, SnapshotSeen, Swept, WatchStream, Whereabouts,
-};
+use viv_provider::{InstanceRef, Page, ProviderError};
 
 use crate::line::Line;
 use crate::orders::{Moment, Orders, Turn};
 use crate::plan::Trouble;
 use crate::rng::Rng;
+use crate::script::Script;
 
 type Result<T> = std::result::Result<T, ProviderError>;
 
@@ -117,28 +111,8 @@ pub struct FaultyProvider<P = SimProvider> {
     mutations: Arc<AtomicU64>,
     silent: Arc<AtomicBool>,
     partial: Arc<AtomicBool>,
-    stale: Arc<Mutex<Stale>>,
     unheard: Arc<AtomicU64>,
     script: Arc<Mutex<Script>>,
-}
-
-/// Listings as they were some listings ago, when a test asks for that.
-#[derive(Debug, Default)]
-struct Stale {
-    fail: bool,
-    by: usize,
-    told: VecDeque<Page>,
-}
-
-/// Listings and ends that go wrong by their number, to try each of them and not only those that are drawn.
-#[derive(Debug, Default)]
-struct Script {
-    listings: u64,
-    ends: u64,
-    /// Which listings are older, and by how many.
-    stale: BTreeMap<u64, usize>,
-    /// Which ends nobody hears of.
-    unheard: BTreeSet<u64>,
 }
 
 impl FaultyProvider<SimProvider> {
@@ -189,7 +163,6 @@ impl<P> FaultyProvider<P> {
             mutations: Arc::default(),
             silent: Arc::default(),
             partial: Arc::default(),
-            stale: Arc::default(),
             unheard: Arc::default(),
             script: Arc::default(),
         }
@@ -258,29 +231,12 @@ impl<P> FaultyProvider<P> {
 
     /// Whether every listing fails, and nothing else.
     pub fn set_listings_fail(&self, fail: bool) {
-        lock(&self.stale).fail = fail;
+        lock(&self.script).set_fail(fail);
     }
 
     /// From now on every listing is as it was so many listings ago; before there were so many, as at the first.
     pub fn set_stale(&self, by: usize) {
-        let mut stale = lock(&self.stale);
-        (stale.by, stale.told) = (by, VecDeque::new());
-    }
-
-    /// What a listing says that is to fail, or to be stale.
-    fn as_it_was(&self, page: Page) -> Result<Page> {
-        let mut stale = lock(&self.stale);
-        if stale.fail {
-            let source = std::io::Error::other("simulated");
-            return Err(ProviderError::Unavailable { what: "a listing".to_owned(), source });
-        }
-        if stale.by == 0 {
-            return Ok(page);
-        }
-        stale.told.push_back(page.clone());
-        let surplus = stale.told.len().saturating_sub(stale.by + 1);
-        stale.told.drain(..surplus);
-        Ok(stale.told.front().cloned().unwrap_or(page))
+        lock(&self.script).set_stale(by);
     }
 
     /// From now on so many calls in a hundred go wrong.
@@ -295,13 +251,12 @@ impl<P> FaultyProvider<P> {
 
     /// These listings are older, by so many, and of these ends nobody hears; both are counted from 0.
     pub fn misbehave(&self, stale: BTreeMap<u64, usize>, unheard: BTreeSet<u64>) {
-        *lock(&self.script) = Script { stale, unheard, ..Script::default() };
+        *lock(&self.script) = Script::new(stale, unheard);
     }
 
     /// How many listings and waits for an end there were since [`Self::misbehave`].
     pub fn counted(&self) -> (u64, u64) {
-        let script = lock(&self.script);
-        (script.listings, script.ends)
+        lock(&self.script).counts()
     }
 
     /// How many changes of instances were asked of it.
@@ -454,19 +409,6 @@ impl<P> FaultyProvider<P> {
         .await
     }
 
-    /// By how many this listing is older than it should be.
-    fn scripted_age(&self) -> Option<usize> {
-        let mut script = lock(&self.script);
-        script.listings += 1;
-        script.stale.get(&(script.listings - 1)).copied()
-    }
-
-    fn is_scripted_unheard(&self) -> bool {
-        let mut script = lock(&self.script);
-        script.ends += 1;
-        script.unheard.contains(&(script.ends - 1))
-    }
-
     /// The agent is asked: what hangs never answers.
     async fn agent(&self, sandbox: &SandboxId) -> Result<()> {
         match self.damage_of(sandbox) {
@@ -487,477 +429,4 @@ impl<P> FaultyProvider<P> {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[async_trait]
-impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
-    fn name(&self) -> &str {
-        if self.orders.is_some() { self.inner.name() } else { "faulty" }
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    async fn create(
-        &self,
-        mutation: &Mutation,
-        sandbox: &SandboxId,
-        owner: &OwnerMark,
-        spec: &InstanceSpec,
-    ) -> Result<Observation> {
-        // A new instance has no damage; one that is there already keeps what it has.
-        if matches!(
-            self.inner.observe(&InstanceRef { sandbox: sandbox.clone(), generation: mutation.generation }).await,
-            Ok(Observation { state: viv_provider::InstanceState::Absent, .. })
-        ) {
-            lock(&self.damage).remove(sandbox);
-        }
-        let (mutation, sandbox, owner, spec) = (mutation.clone(), sandbox.clone(), owner.clone(), spec.clone());
-        self.mutate("create", (sandbox.clone(), mutation.token), move |inner| {
-            let (mutation, sandbox, owner, spec) = (mutation.clone(), sandbox.clone(), owner.clone(), spec.clone());
-            async move { inner.create(&mutation, &sandbox, &owner, &spec).await }
-        })
-        .await
-    }
-
-    async fn observe(&self, instance: &InstanceRef) -> Result<Observation> {
-        if self.damage_of(&instance.sandbox) == Some(Damage::Denied) {
-            return Err(ProviderError::NotFound { what: "a thing of that name".to_owned() });
-        }
-        let instance = instance.clone();
-        self.through("observe", move |inner| {
-            let instance = instance.clone();
-            async move { inner.observe(&instance).await }
-        })
-        .await
-    }
-
-    async fn list(&self, owner: &OwnerMark, page: PageRequest) -> Result<Page> {
-        const LISTINGS: [Trouble; 4] =
-            [Trouble::Lost, Trouble::Unavailable, Trouble::PartialListing, Trouble::StaleListing];
-        let trouble =
-            if self.silent.load(Ordering::SeqCst) { Some(Trouble::Lost) } else { self.trouble("list", &LISTINGS) };
-        self.line
-            .call(async {
-                let is_first = page.cursor.is_none();
-                let mut page = self.inner.list(owner, page).await?;
-                if is_first && page.next.is_none() {
-                    let mut chance = lock(&self.chance);
-                    chance.listings.push_back(page.clone());
-                    if chance.listings.len() > LISTINGS_KEPT {
-                        chance.listings.pop_front();
-                    }
-                }
-                page = self.as_it_was(page)?;
-                let trouble = if self.partial.load(Ordering::SeqCst) { Some(Trouble::PartialListing) } else { trouble };
-                if is_first && let Some(age) = self.scripted_age() {
-                    let chance = lock(&self.chance);
-                    let at = chance.listings.len().saturating_sub(1 + age);
-                    return Ok(chance.listings.get(at).cloned().unwrap_or(page));
-                }
-                let listed = match trouble {
-                    Some(Trouble::PartialListing) => {
-                        page.items.truncate(page.items.len() / 2);
-                        page.unreadable.push("simulated".to_owned());
-                        Ok(page)
-                    }
-                    Some(Trouble::StaleListing) => {
-                        let mut chance = lock(&self.chance);
-                        let kept = chance.listings.len() as u64;
-                        let at = chance.rng.below(kept) as usize;
-                        Ok(chance.listings.get(at).cloned().unwrap_or(page))
-                    }
-                    Some(_) => self.timed_out("list").await,
-                    None => Ok(page),
-                }?;
-                let (now, mut chance) = (Instant::now(), lock(&self.chance));
-                for item in &listed.items {
-                    chance.listed.entry(item.instance.sandbox.clone()).or_insert((now, 0)).1 += 1;
-                }
-                Ok(listed)
-            })
-            .await
-    }
-
-    async fn wait_end(&self, instance: &InstanceRef) -> Result<Ended> {
-        if self.trouble("wait_end", &[Trouble::UnheardEnd]).is_some() || self.is_scripted_unheard() {
-            return std::future::pending().await;
-        }
-        self.inner.wait_end(instance).await
-    }
-
-    async fn destroy(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()> {
-        let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
-        self.mutate("destroy", (sandbox.clone(), mutation.token), move |inner| {
-            let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
-            async move { inner.destroy(&mutation, &sandbox).await }
-        })
-        .await
-    }
-
-    async fn extend(&self, mutation: &Mutation, sandbox: &SandboxId, change: DeadlineChange) -> Result<Deadline> {
-        let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
-        self.mutate("extend", (sandbox.clone(), mutation.token), move |inner| {
-            let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
-            async move { inner.extend(&mutation, &sandbox, change).await }
-        })
-        .await
-    }
-
-    async fn set_limits(
-        &self,
-        mutation: &Mutation,
-        sandbox: &SandboxId,
-        change: &ResourceLimits,
-    ) -> Result<ResourceLimits> {
-        let (mutation, sandbox, change) = (mutation.clone(), sandbox.clone(), change.clone());
-        self.mutate("set_limits", (sandbox.clone(), mutation.token), move |inner| {
-            let (mutation, sandbox, change) = (mutation.clone(), sandbox.clone(), change.clone());
-            async move { inner.set_limits(&mutation, &sandbox, &change).await }
-        })
-        .await
-    }
-
-    async fn freeze(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()> {
-        let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
-        self.mutate("freeze", (sandbox.clone(), mutation.token), move |inner| {
-            let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
-            async move { inner.freeze(&mutation, &sandbox).await }
-        })
-        .await
-    }
-
-    async fn thaw(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()> {
-        let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
-        self.mutate("thaw", (sandbox.clone(), mutation.token), move |inner| {
-            let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
-            async move { inner.thaw(&mutation, &sandbox).await }
-        })
-        .await
-    }
-
-    async fn save(&self, mutation: &Mutation, sandbox: &SandboxId, request: &SaveRequest) -> Result<Snapshot> {
-        let (mutation, sandbox, request) = (mutation.clone(), sandbox.clone(), request.clone());
-        self.mutate("save", (sandbox.clone(), mutation.token), move |inner| {
-            let (mutation, sandbox, request) = (mutation.clone(), sandbox.clone(), request.clone());
-            async move { inner.save(&mutation, &sandbox, &request).await }
-        })
-        .await
-    }
-
-    async fn snapshot(&self, snapshot: &SnapshotId) -> Result<SnapshotSeen> {
-        let snapshot = snapshot.clone();
-        self.through("snapshot", move |inner| {
-            let snapshot = snapshot.clone();
-            async move { inner.snapshot(&snapshot).await }
-        })
-        .await
-    }
-
-    async fn snapshots(&self, owner: &OwnerMark, page: PageRequest) -> Result<Page<SnapshotSeen>> {
-        match self.trouble("snapshots", &[Trouble::Lost, Trouble::PartialListing]) {
-            Some(Trouble::PartialListing) => {
-                let mut page = self.inner.snapshots(owner, page).await?;
-                page.items.truncate(page.items.len() / 2);
-                page.unreadable.push("simulated".to_owned());
-                Ok(page)
-            }
-            Some(_) => self.timed_out("snapshots").await,
-            None => self.inner.snapshots(owner, page).await,
-        }
-    }
-
-    async fn remove_snapshot(&self, mutation: &Mutation, sandbox: &SandboxId, snapshot: &SnapshotId) -> Result<()> {
-        let (mutation, sandbox, snapshot) = (mutation.clone(), sandbox.clone(), snapshot.clone());
-        self.mutate("remove_snapshot", (sandbox.clone(), mutation.token), move |inner| {
-            let (mutation, sandbox, snapshot) = (mutation.clone(), sandbox.clone(), snapshot.clone());
-            async move { inner.remove_snapshot(&mutation, &sandbox, &snapshot).await }
-        })
-        .await
-    }
-
-    async fn disk_usage(&self, instance: &InstanceRef) -> Result<DiskUsage> {
-        self.inner.disk_usage(instance).await
-    }
-
-    async fn restore(
-        &self,
-        mutation: &Mutation,
-        sandbox: &SandboxId,
-        owner: &OwnerMark,
-        spec: &InstanceSpec,
-        snapshot: &SnapshotId,
-    ) -> Result<Observation> {
-        lock(&self.damage).remove(sandbox);
-        let all = (mutation.clone(), sandbox.clone(), owner.clone(), spec.clone(), snapshot.clone());
-        self.mutate("restore", (sandbox.clone(), mutation.token), move |inner| {
-            let (mutation, sandbox, owner, spec, snapshot) = all.clone();
-            async move { inner.restore(&mutation, &sandbox, &owner, &spec, &snapshot).await }
-        })
-        .await
-    }
-
-    async fn fork(
-        &self,
-        mutation: &Mutation,
-        sandbox: &SandboxId,
-        owner: &OwnerMark,
-        spec: &InstanceSpec,
-        source: &InstanceRef,
-    ) -> Result<Observation> {
-        self.mutations.fetch_add(1, Ordering::SeqCst);
-        self.inner.fork(mutation, sandbox, owner, spec, source).await
-    }
-
-    async fn execute(
-        &self,
-        mutation: &Mutation,
-        sandbox: &SandboxId,
-        execution: &ExecutionId,
-        spec: &ExecSpec,
-    ) -> Result<ExecStatus> {
-        if spec.transient {
-            let instance = InstanceRef { sandbox: sandbox.clone(), generation: mutation.generation };
-            lock(&self.chance).probed.insert(instance, Instant::now());
-        }
-        self.agent(sandbox).await?;
-        let all = (mutation.clone(), sandbox.clone(), execution.clone(), spec.clone());
-        // Where there is no end to it, nothing is kept.
-        let keeps = self.orders.is_none();
-        self.through("execute", move |inner| {
-            let (mutation, sandbox, execution, spec) = all.clone();
-            let chance = self.chance.clone();
-            async move {
-                // What goes on with its memory, or was started before, is found and not started.
-                let instance = InstanceRef { sandbox: sandbox.clone(), generation: mutation.generation };
-                let is_there = inner.execution(&instance, &execution).await.is_ok();
-                let status = inner.execute(&mutation, &sandbox, &execution, &spec).await?;
-                if keeps && !is_there {
-                    lock(&chance).starts.entry(execution).or_default().insert(mutation.generation);
-                }
-                Ok(status)
-            }
-        })
-        .await
-    }
-
-    fn probe_spec(&self, nonce: &str) -> ExecSpec {
-        self.inner.probe_spec(nonce)
-    }
-
-    fn ask_spec(&self, body: &str) -> ExecSpec {
-        self.inner.ask_spec(body)
-    }
-
-    async fn identity(&self, instance: &InstanceRef) -> Result<Identity> {
-        self.file(&instance.sandbox).await?;
-        self.inner.identity(instance).await
-    }
-
-    async fn whereabouts(&self, instance: &InstanceRef) -> Result<Whereabouts> {
-        self.inner.whereabouts(instance).await
-    }
-
-    async fn memory_obstacles(&self, instance: &InstanceRef) -> Result<Vec<Obstacle>> {
-        self.inner.memory_obstacles(instance).await
-    }
-
-    async fn log_tail(&self, instance: &InstanceRef, bytes_max: u64) -> Result<Vec<LogPart>> {
-        self.inner.log_tail(instance, bytes_max).await
-    }
-
-    async fn execution(&self, instance: &InstanceRef, execution: &ExecutionId) -> Result<ExecStatus> {
-        let (instance, execution) = (instance.clone(), execution.clone());
-        self.through("execution", move |inner| {
-            let (instance, execution) = (instance.clone(), execution.clone());
-            async move { inner.execution(&instance, &execution).await }
-        })
-        .await
-    }
-
-    async fn executions(&self, instance: &InstanceRef) -> Result<Vec<ExecStatus>> {
-        let instance = instance.clone();
-        self.through("executions", move |inner| {
-            let instance = instance.clone();
-            async move { inner.executions(&instance).await }
-        })
-        .await
-    }
-
-    async fn attach(
-        &self,
-        instance: &InstanceRef,
-        execution: &ExecutionId,
-        offset: u64,
-        follow: bool,
-    ) -> Result<Box<dyn OutputStream>> {
-        self.agent(&instance.sandbox).await?;
-        self.inner.attach(instance, execution, offset, follow).await
-    }
-
-    async fn write_stdin(
-        &self,
-        mutation: &Mutation,
-        sandbox: &SandboxId,
-        execution: &ExecutionId,
-        offset: u64,
-        data: &[u8],
-    ) -> Result<u64> {
-        self.agent(sandbox).await?;
-        self.inner.write_stdin(mutation, sandbox, execution, offset, data).await
-    }
-
-    async fn close_stdin(&self, mutation: &Mutation, sandbox: &SandboxId, execution: &ExecutionId) -> Result<()> {
-        self.agent(sandbox).await?;
-        self.inner.close_stdin(mutation, sandbox, execution).await
-    }
-
-    async fn signal(
-        &self,
-        mutation: &Mutation,
-        sandbox: &SandboxId,
-        execution: &ExecutionId,
-        signal: i32,
-    ) -> Result<()> {
-        self.agent(sandbox).await?;
-        self.line.call(self.inner.signal(mutation, sandbox, execution, signal)).await
-    }
-
-    async fn resize(
-        &self,
-        mutation: &Mutation,
-        sandbox: &SandboxId,
-        execution: &ExecutionId,
-        size: TtySize,
-    ) -> Result<()> {
-        self.agent(sandbox).await?;
-        self.inner.resize(mutation, sandbox, execution, size).await
-    }
-
-    async fn cancel(&self, mutation: &Mutation, sandbox: &SandboxId, execution: &ExecutionId) -> Result<ExecStatus> {
-        self.agent(sandbox).await?;
-        self.line.call(self.inner.cancel(mutation, sandbox, execution)).await
-    }
-
-    async fn file_read(
-        &self,
-        instance: &InstanceRef,
-        path: &str,
-        offset: u64,
-        length: Option<u64>,
-    ) -> Result<ByteReader> {
-        self.file(&instance.sandbox).await?;
-        self.inner.file_read(instance, path, offset, length).await
-    }
-
-    async fn file_write(
-        &self,
-        mutation: &Mutation,
-        sandbox: &SandboxId,
-        file: &FileWrite,
-        content: ByteReader,
-    ) -> Result<FileStat> {
-        self.file(sandbox).await?;
-        self.inner.file_write(mutation, sandbox, file, content).await
-    }
-
-    async fn file_stat(&self, instance: &InstanceRef, path: &str) -> Result<FileStat> {
-        self.file(&instance.sandbox).await?;
-        self.inner.file_stat(instance, path).await
-    }
-
-    async fn file_list(&self, instance: &InstanceRef, path: &str, depth: u32) -> Result<DirListing> {
-        self.file(&instance.sandbox).await?;
-        self.inner.file_list(instance, path, depth).await
-    }
-
-    async fn file_mkdir(&self, mutation: &Mutation, sandbox: &SandboxId, path: &str) -> Result<()> {
-        self.file(sandbox).await?;
-        self.inner.file_mkdir(mutation, sandbox, path).await
-    }
-
-    async fn file_move(&self, mutation: &Mutation, sandbox: &SandboxId, from: &str, to: &str) -> Result<()> {
-        self.file(sandbox).await?;
-        self.inner.file_move(mutation, sandbox, from, to).await
-    }
-
-    async fn file_remove(&self, mutation: &Mutation, sandbox: &SandboxId, path: &str) -> Result<()> {
-        self.file(sandbox).await?;
-        self.inner.file_remove(mutation, sandbox, path).await
-    }
-
-    async fn file_watch(&self, instance: &InstanceRef, path: &str, recursive: bool) -> Result<Box<dyn WatchStream>> {
-        self.file(&instance.sandbox).await?;
-        self.inner.file_watch(instance, path, recursive).await
-    }
-
-    async fn archive_get(&self, instance: &InstanceRef, path: &str) -> Result<ByteReader> {
-        self.file(&instance.sandbox).await?;
-        self.inner.archive_get(instance, path).await
-    }
-
-    async fn archive_put(
-        &self,
-        mutation: &Mutation,
-        sandbox: &SandboxId,
-        path: &str,
-        bounds: ArchiveBounds,
-        archive: ByteReader,
-    ) -> Result<Unpacked> {
-        self.file(sandbox).await?;
-        self.inner.archive_put(mutation, sandbox, path, bounds, archive).await
-    }
-
-    async fn dial(&self, instance: &InstanceRef, port: u16) -> Result<Box<dyn Dialled>> {
-        self.agent(&instance.sandbox).await?;
-        self.inner.dial(instance, port).await
-    }
-
-    async fn requests(&self, instance: &InstanceRef) -> Result<Box<dyn RequestStream>> {
-        self.agent(&instance.sandbox).await?;
-        self.inner.requests(instance).await
-    }
-
-    async fn answer_request(
-        &self,
-        mutation: &Mutation,
-        sandbox: &SandboxId,
-        request: &RequestId,
-        answer: &str,
-    ) -> Result<()> {
-        self.agent(sandbox).await?;
-        self.inner.answer_request(mutation, sandbox, request, answer).await
-    }
-
-    async fn export_snapshot(&self, snapshot: &SnapshotId) -> Result<ByteReader> {
-        self.inner.export_snapshot(snapshot).await
-    }
-
-    async fn import_snapshot(
-        &self,
-        mutation: &Mutation,
-        sandbox: &SandboxId,
-        owner: &OwnerMark,
-        snapshot: &SnapshotId,
-        file: ByteReader,
-    ) -> Result<Snapshot> {
-        self.inner.import_snapshot(mutation, sandbox, owner, snapshot, file).await
-    }
-
-    async fn processes(&self, instance: &InstanceRef) -> Result<Vec<ProcessSeen>> {
-        self.inner.processes(instance).await
-    }
-
-    async fn audit(&self) -> Result<Vec<Finding>> {
-        self.inner.audit().await
-    }
-
-    async fn sweep(&self, findings: &[Finding]) -> Result<Vec<Swept>> {
-        self.inner.sweep(findings).await
-    }
-
-    async fn set_network(&self, mutation: &Mutation, sandbox: &SandboxId, connected: bool) -> Result<()> {
-        self.inner.set_network(mutation, sandbox, connected).await
-    }
 }

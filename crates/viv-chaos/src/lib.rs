@@ -35,6 +35,7 @@ mod line;
 mod orders;
 mod plan;
 mod rng;
+mod script;
 #[cfg(feature = "worlds")]
 mod shrink;
 #[cfg(feature = "worlds")]

@@ -1,0 +1,491 @@
+//! Every call, through what goes wrong with it.
+
+use std::sync::atomic::Ordering;
+
+use async_trait::async_trait;
+use tokio::time::Instant;
+use viv_core::exec::{ExecSpec, ExecStatus, TtySize};
+use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked};
+use viv_core::{ExecutionId, Identity, OwnerMark, RequestId, SandboxId, SnapshotId};
+use viv_provider::{
+    ByteReader, Capabilities, Deadline, DeadlineChange, Dialled, DiskUsage, Ended, FileWrite, Finding, InstanceRef,
+    InstanceSpec, LogPart, Mutation, Observation, Obstacle, OutputStream, Page, PageRequest, ProcessSeen, Provider,
+    ProviderError, RequestStream, ResourceLimits, SaveRequest, Snapshot, SnapshotSeen, Swept, WatchStream, Whereabouts,
+};
+
+use crate::plan::Trouble;
+
+use super::{Damage, FaultyProvider, LISTINGS_KEPT, Result, lock};
+
+#[async_trait]
+impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
+    fn name(&self) -> &str {
+        if self.orders.is_some() { self.inner.name() } else { "faulty" }
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    async fn create(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        owner: &OwnerMark,
+        spec: &InstanceSpec,
+    ) -> Result<Observation> {
+        // A new instance has no damage; one that is there already keeps what it has.
+        if matches!(
+            self.inner.observe(&InstanceRef { sandbox: sandbox.clone(), generation: mutation.generation }).await,
+            Ok(Observation { state: viv_provider::InstanceState::Absent, .. })
+        ) {
+            lock(&self.damage).remove(sandbox);
+        }
+        let (mutation, sandbox, owner, spec) = (mutation.clone(), sandbox.clone(), owner.clone(), spec.clone());
+        self.mutate("create", (sandbox.clone(), mutation.token), move |inner| {
+            let (mutation, sandbox, owner, spec) = (mutation.clone(), sandbox.clone(), owner.clone(), spec.clone());
+            async move { inner.create(&mutation, &sandbox, &owner, &spec).await }
+        })
+        .await
+    }
+
+    async fn observe(&self, instance: &InstanceRef) -> Result<Observation> {
+        if self.damage_of(&instance.sandbox) == Some(Damage::Denied) {
+            return Err(ProviderError::NotFound { what: "a thing of that name".to_owned() });
+        }
+        let instance = instance.clone();
+        self.through("observe", move |inner| {
+            let instance = instance.clone();
+            async move { inner.observe(&instance).await }
+        })
+        .await
+    }
+
+    async fn list(&self, owner: &OwnerMark, page: PageRequest) -> Result<Page> {
+        const LISTINGS: [Trouble; 4] =
+            [Trouble::Lost, Trouble::Unavailable, Trouble::PartialListing, Trouble::StaleListing];
+        let trouble =
+            if self.silent.load(Ordering::SeqCst) { Some(Trouble::Lost) } else { self.trouble("list", &LISTINGS) };
+        self.line
+            .call(async {
+                let is_first = page.cursor.is_none();
+                let mut page = self.inner.list(owner, page).await?;
+                if is_first && page.next.is_none() {
+                    let mut chance = lock(&self.chance);
+                    chance.listings.push_back(page.clone());
+                    if chance.listings.len() > LISTINGS_KEPT {
+                        chance.listings.pop_front();
+                    }
+                }
+                page = lock(&self.script).as_it_was(page)?;
+                let trouble = if self.partial.load(Ordering::SeqCst) { Some(Trouble::PartialListing) } else { trouble };
+                if is_first && let Some(age) = lock(&self.script).age() {
+                    let chance = lock(&self.chance);
+                    let at = chance.listings.len().saturating_sub(1 + age);
+                    return Ok(chance.listings.get(at).cloned().unwrap_or(page));
+                }
+                let listed = match trouble {
+                    Some(Trouble::PartialListing) => {
+                        page.items.truncate(page.items.len() / 2);
+                        page.unreadable.push("simulated".to_owned());
+                        Ok(page)
+                    }
+                    Some(Trouble::StaleListing) => {
+                        let mut chance = lock(&self.chance);
+                        let kept = chance.listings.len() as u64;
+                        let at = chance.rng.below(kept) as usize;
+                        Ok(chance.listings.get(at).cloned().unwrap_or(page))
+                    }
+                    Some(_) => self.timed_out("list").await,
+                    None => Ok(page),
+                }?;
+                let (now, mut chance) = (Instant::now(), lock(&self.chance));
+                for item in &listed.items {
+                    chance.listed.entry(item.instance.sandbox.clone()).or_insert((now, 0)).1 += 1;
+                }
+                Ok(listed)
+            })
+            .await
+    }
+
+    async fn wait_end(&self, instance: &InstanceRef) -> Result<Ended> {
+        if self.trouble("wait_end", &[Trouble::UnheardEnd]).is_some() || lock(&self.script).is_unheard() {
+            return std::future::pending().await;
+        }
+        self.inner.wait_end(instance).await
+    }
+
+    async fn destroy(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()> {
+        let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
+        self.mutate("destroy", (sandbox.clone(), mutation.token), move |inner| {
+            let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
+            async move { inner.destroy(&mutation, &sandbox).await }
+        })
+        .await
+    }
+
+    async fn extend(&self, mutation: &Mutation, sandbox: &SandboxId, change: DeadlineChange) -> Result<Deadline> {
+        let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
+        self.mutate("extend", (sandbox.clone(), mutation.token), move |inner| {
+            let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
+            async move { inner.extend(&mutation, &sandbox, change).await }
+        })
+        .await
+    }
+
+    async fn set_limits(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        change: &ResourceLimits,
+    ) -> Result<ResourceLimits> {
+        let (mutation, sandbox, change) = (mutation.clone(), sandbox.clone(), change.clone());
+        self.mutate("set_limits", (sandbox.clone(), mutation.token), move |inner| {
+            let (mutation, sandbox, change) = (mutation.clone(), sandbox.clone(), change.clone());
+            async move { inner.set_limits(&mutation, &sandbox, &change).await }
+        })
+        .await
+    }
+
+    async fn freeze(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()> {
+        let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
+        self.mutate("freeze", (sandbox.clone(), mutation.token), move |inner| {
+            let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
+            async move { inner.freeze(&mutation, &sandbox).await }
+        })
+        .await
+    }
+
+    async fn thaw(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()> {
+        let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
+        self.mutate("thaw", (sandbox.clone(), mutation.token), move |inner| {
+            let (mutation, sandbox) = (mutation.clone(), sandbox.clone());
+            async move { inner.thaw(&mutation, &sandbox).await }
+        })
+        .await
+    }
+
+    async fn save(&self, mutation: &Mutation, sandbox: &SandboxId, request: &SaveRequest) -> Result<Snapshot> {
+        let (mutation, sandbox, request) = (mutation.clone(), sandbox.clone(), request.clone());
+        self.mutate("save", (sandbox.clone(), mutation.token), move |inner| {
+            let (mutation, sandbox, request) = (mutation.clone(), sandbox.clone(), request.clone());
+            async move { inner.save(&mutation, &sandbox, &request).await }
+        })
+        .await
+    }
+
+    async fn snapshot(&self, snapshot: &SnapshotId) -> Result<SnapshotSeen> {
+        let snapshot = snapshot.clone();
+        self.through("snapshot", move |inner| {
+            let snapshot = snapshot.clone();
+            async move { inner.snapshot(&snapshot).await }
+        })
+        .await
+    }
+
+    async fn snapshots(&self, owner: &OwnerMark, page: PageRequest) -> Result<Page<SnapshotSeen>> {
+        match self.trouble("snapshots", &[Trouble::Lost, Trouble::PartialListing]) {
+            Some(Trouble::PartialListing) => {
+                let mut page = self.inner.snapshots(owner, page).await?;
+                page.items.truncate(page.items.len() / 2);
+                page.unreadable.push("simulated".to_owned());
+                Ok(page)
+            }
+            Some(_) => self.timed_out("snapshots").await,
+            None => self.inner.snapshots(owner, page).await,
+        }
+    }
+
+    async fn remove_snapshot(&self, mutation: &Mutation, sandbox: &SandboxId, snapshot: &SnapshotId) -> Result<()> {
+        let (mutation, sandbox, snapshot) = (mutation.clone(), sandbox.clone(), snapshot.clone());
+        self.mutate("remove_snapshot", (sandbox.clone(), mutation.token), move |inner| {
+            let (mutation, sandbox, snapshot) = (mutation.clone(), sandbox.clone(), snapshot.clone());
+            async move { inner.remove_snapshot(&mutation, &sandbox, &snapshot).await }
+        })
+        .await
+    }
+
+    async fn disk_usage(&self, instance: &InstanceRef) -> Result<DiskUsage> {
+        self.inner.disk_usage(instance).await
+    }
+
+    async fn restore(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        owner: &OwnerMark,
+        spec: &InstanceSpec,
+        snapshot: &SnapshotId,
+    ) -> Result<Observation> {
+        lock(&self.damage).remove(sandbox);
+        let all = (mutation.clone(), sandbox.clone(), owner.clone(), spec.clone(), snapshot.clone());
+        self.mutate("restore", (sandbox.clone(), mutation.token), move |inner| {
+            let (mutation, sandbox, owner, spec, snapshot) = all.clone();
+            async move { inner.restore(&mutation, &sandbox, &owner, &spec, &snapshot).await }
+        })
+        .await
+    }
+
+    async fn fork(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        owner: &OwnerMark,
+        spec: &InstanceSpec,
+        source: &InstanceRef,
+    ) -> Result<Observation> {
+        self.mutations.fetch_add(1, Ordering::SeqCst);
+        self.inner.fork(mutation, sandbox, owner, spec, source).await
+    }
+
+    async fn execute(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        execution: &ExecutionId,
+        spec: &ExecSpec,
+    ) -> Result<ExecStatus> {
+        if spec.transient {
+            let instance = InstanceRef { sandbox: sandbox.clone(), generation: mutation.generation };
+            lock(&self.chance).probed.insert(instance, Instant::now());
+        }
+        self.agent(sandbox).await?;
+        let all = (mutation.clone(), sandbox.clone(), execution.clone(), spec.clone());
+        // Where there is no end to it, nothing is kept.
+        let keeps = self.orders.is_none();
+        self.through("execute", move |inner| {
+            let (mutation, sandbox, execution, spec) = all.clone();
+            let chance = self.chance.clone();
+            async move {
+                // What goes on with its memory, or was started before, is found and not started.
+                let instance = InstanceRef { sandbox: sandbox.clone(), generation: mutation.generation };
+                let is_there = inner.execution(&instance, &execution).await.is_ok();
+                let status = inner.execute(&mutation, &sandbox, &execution, &spec).await?;
+                if keeps && !is_there {
+                    lock(&chance).starts.entry(execution).or_default().insert(mutation.generation);
+                }
+                Ok(status)
+            }
+        })
+        .await
+    }
+
+    fn probe_spec(&self, nonce: &str) -> ExecSpec {
+        self.inner.probe_spec(nonce)
+    }
+
+    fn ask_spec(&self, body: &str) -> ExecSpec {
+        self.inner.ask_spec(body)
+    }
+
+    async fn identity(&self, instance: &InstanceRef) -> Result<Identity> {
+        self.file(&instance.sandbox).await?;
+        self.inner.identity(instance).await
+    }
+
+    async fn whereabouts(&self, instance: &InstanceRef) -> Result<Whereabouts> {
+        self.inner.whereabouts(instance).await
+    }
+
+    async fn memory_obstacles(&self, instance: &InstanceRef) -> Result<Vec<Obstacle>> {
+        self.inner.memory_obstacles(instance).await
+    }
+
+    async fn log_tail(&self, instance: &InstanceRef, bytes_max: u64) -> Result<Vec<LogPart>> {
+        self.inner.log_tail(instance, bytes_max).await
+    }
+
+    async fn execution(&self, instance: &InstanceRef, execution: &ExecutionId) -> Result<ExecStatus> {
+        let (instance, execution) = (instance.clone(), execution.clone());
+        self.through("execution", move |inner| {
+            let (instance, execution) = (instance.clone(), execution.clone());
+            async move { inner.execution(&instance, &execution).await }
+        })
+        .await
+    }
+
+    async fn executions(&self, instance: &InstanceRef) -> Result<Vec<ExecStatus>> {
+        let instance = instance.clone();
+        self.through("executions", move |inner| {
+            let instance = instance.clone();
+            async move { inner.executions(&instance).await }
+        })
+        .await
+    }
+
+    async fn attach(
+        &self,
+        instance: &InstanceRef,
+        execution: &ExecutionId,
+        offset: u64,
+        follow: bool,
+    ) -> Result<Box<dyn OutputStream>> {
+        self.agent(&instance.sandbox).await?;
+        self.inner.attach(instance, execution, offset, follow).await
+    }
+
+    async fn write_stdin(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        execution: &ExecutionId,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<u64> {
+        self.agent(sandbox).await?;
+        self.inner.write_stdin(mutation, sandbox, execution, offset, data).await
+    }
+
+    async fn close_stdin(&self, mutation: &Mutation, sandbox: &SandboxId, execution: &ExecutionId) -> Result<()> {
+        self.agent(sandbox).await?;
+        self.inner.close_stdin(mutation, sandbox, execution).await
+    }
+
+    async fn signal(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        execution: &ExecutionId,
+        signal: i32,
+    ) -> Result<()> {
+        self.agent(sandbox).await?;
+        self.line.call(self.inner.signal(mutation, sandbox, execution, signal)).await
+    }
+
+    async fn resize(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        execution: &ExecutionId,
+        size: TtySize,
+    ) -> Result<()> {
+        self.agent(sandbox).await?;
+        self.inner.resize(mutation, sandbox, execution, size).await
+    }
+
+    async fn cancel(&self, mutation: &Mutation, sandbox: &SandboxId, execution: &ExecutionId) -> Result<ExecStatus> {
+        self.agent(sandbox).await?;
+        self.line.call(self.inner.cancel(mutation, sandbox, execution)).await
+    }
+
+    async fn file_read(
+        &self,
+        instance: &InstanceRef,
+        path: &str,
+        offset: u64,
+        length: Option<u64>,
+    ) -> Result<ByteReader> {
+        self.file(&instance.sandbox).await?;
+        self.inner.file_read(instance, path, offset, length).await
+    }
+
+    async fn file_write(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        file: &FileWrite,
+        content: ByteReader,
+    ) -> Result<FileStat> {
+        self.file(sandbox).await?;
+        self.inner.file_write(mutation, sandbox, file, content).await
+    }
+
+    async fn file_stat(&self, instance: &InstanceRef, path: &str) -> Result<FileStat> {
+        self.file(&instance.sandbox).await?;
+        self.inner.file_stat(instance, path).await
+    }
+
+    async fn file_list(&self, instance: &InstanceRef, path: &str, depth: u32) -> Result<DirListing> {
+        self.file(&instance.sandbox).await?;
+        self.inner.file_list(instance, path, depth).await
+    }
+
+    async fn file_mkdir(&self, mutation: &Mutation, sandbox: &SandboxId, path: &str) -> Result<()> {
+        self.file(sandbox).await?;
+        self.inner.file_mkdir(mutation, sandbox, path).await
+    }
+
+    async fn file_move(&self, mutation: &Mutation, sandbox: &SandboxId, from: &str, to: &str) -> Result<()> {
+        self.file(sandbox).await?;
+        self.inner.file_move(mutation, sandbox, from, to).await
+    }
+
+    async fn file_remove(&self, mutation: &Mutation, sandbox: &SandboxId, path: &str) -> Result<()> {
+        self.file(sandbox).await?;
+        self.inner.file_remove(mutation, sandbox, path).await
+    }
+
+    async fn file_watch(&self, instance: &InstanceRef, path: &str, recursive: bool) -> Result<Box<dyn WatchStream>> {
+        self.file(&instance.sandbox).await?;
+        self.inner.file_watch(instance, path, recursive).await
+    }
+
+    async fn archive_get(&self, instance: &InstanceRef, path: &str) -> Result<ByteReader> {
+        self.file(&instance.sandbox).await?;
+        self.inner.archive_get(instance, path).await
+    }
+
+    async fn archive_put(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        path: &str,
+        bounds: ArchiveBounds,
+        archive: ByteReader,
+    ) -> Result<Unpacked> {
+        self.file(sandbox).await?;
+        self.inner.archive_put(mutation, sandbox, path, bounds, archive).await
+    }
+
+    async fn dial(&self, instance: &InstanceRef, port: u16) -> Result<Box<dyn Dialled>> {
+        self.agent(&instance.sandbox).await?;
+        self.inner.dial(instance, port).await
+    }
+
+    async fn requests(&self, instance: &InstanceRef) -> Result<Box<dyn RequestStream>> {
+        self.agent(&instance.sandbox).await?;
+        self.inner.requests(instance).await
+    }
+
+    async fn answer_request(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        request: &RequestId,
+        answer: &str,
+    ) -> Result<()> {
+        self.agent(sandbox).await?;
+        self.inner.answer_request(mutation, sandbox, request, answer).await
+    }
+
+    async fn export_snapshot(&self, snapshot: &SnapshotId) -> Result<ByteReader> {
+        self.inner.export_snapshot(snapshot).await
+    }
+
+    async fn import_snapshot(
+        &self,
+        mutation: &Mutation,
+        sandbox: &SandboxId,
+        owner: &OwnerMark,
+        snapshot: &SnapshotId,
+        file: ByteReader,
+    ) -> Result<Snapshot> {
+        self.inner.import_snapshot(mutation, sandbox, owner, snapshot, file).await
+    }
+
+    async fn processes(&self, instance: &InstanceRef) -> Result<Vec<ProcessSeen>> {
+        self.inner.processes(instance).await
+    }
+
+    async fn audit(&self) -> Result<Vec<Finding>> {
+        self.inner.audit().await
+    }
+
+    async fn sweep(&self, findings: &[Finding]) -> Result<Vec<Swept>> {
+        self.inner.sweep(findings).await
+    }
+
+    async fn set_network(&self, mutation: &Mutation, sandbox: &SandboxId, connected: bool) -> Result<()> {
+        self.inner.set_network(mutation, sandbox, connected).await
+    }
+}
