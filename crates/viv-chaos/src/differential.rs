@@ -101,7 +101,7 @@ impl World<'_> {
         let saved = record.saved.is_some() && matches!(record.phase, Phase::Hibernated { .. });
         format!(
             "{:?} wanted {:?} for {} · held {} deleted {} entry {} rollback {} resetting {} sealed {} saved {saved} \
-             hook {:?} · {state}, well {well}, services {services:?}, leases {leases}",
+             hook {:?} deadline {} · {state}, well {well}, services {services:?}, leases {leases}",
             record.phase.name(),
             record.desired,
             record.cause.cause.code(),
@@ -112,6 +112,7 @@ impl World<'_> {
             record.resetting,
             record.sealed.is_some(),
             record.hook,
+            record.expires_at_ms.is_some(),
         )
     }
 

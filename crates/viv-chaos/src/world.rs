@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
-use viv_core::lifecycle::{Actor, Phase};
+use viv_core::lifecycle::{Actor, Phase, Sandbox};
 use viv_core::spec::Project;
 use viv_core::{FencingToken, Generation, OperationId, SandboxId};
 use viv_engine::{Clock, Engine, EngineConfig, Which};
@@ -619,7 +619,7 @@ impl<'p> World<'p> {
         self.report.mutations = self.provider.mutations();
         let cursor = *self.store.tail().borrow();
         // Instances end at their hard deadline in this time: what lives long enough to rest is what must not be touched.
-        let ends = picture.records.values().filter_map(|record| record.expires_at_ms);
+        let ends = picture.records.values().filter_map(Sandbox::lives_until_ms);
         let idles = picture.records.values().filter_map(|record| record.idle_at_ms(true));
         let soonest_ms = ends.chain(idles).min().unwrap_or(u64::MAX);
         let left_ms = soonest_ms.saturating_sub(self.clock.now_ms() + 30_000);

@@ -108,7 +108,7 @@ impl Inner {
                 Err(other) => return Err(other),
             }
         }
-        if record.expires_at_ms.is_some_and(|at_ms| at_ms <= now_ms) && self.look_at_expiry(&record).await? {
+        if record.lives_until_ms().is_some_and(|at_ms| at_ms <= now_ms) && self.look_at_expiry(&record).await? {
             return Ok(true);
         }
         if self.idle_at_ms(&record).is_some_and(|at_ms| at_ms <= now_ms) && self.look_at_idle(&record).await? {

@@ -585,18 +585,7 @@ pub(crate) fn too_fast(sandbox: &SandboxId) -> EngineError {
 
 /// When a sandbox has to be looked at without anybody asking.
 fn alarm_ms(sandbox: &Sandbox, idle_at_ms: Option<u64>, now_ms: u64) -> Option<u64> {
-    let lives = match &sandbox.phase {
-        Phase::Verifying { .. } | Phase::Ready | Phase::Frozen { .. } => true,
-        Phase::Provisioning { .. }
-        | Phase::Hibernating { .. }
-        | Phase::Hibernated { .. }
-        | Phase::Resuming { .. }
-        | Phase::Lost
-        | Phase::Failed { .. }
-        | Phase::Stopping { .. }
-        | Phase::Stopped => false,
-    };
-    let expiry_ms = sandbox.expires_at_ms.filter(|_| lives).map(|at_ms| {
+    let expiry_ms = sandbox.lives_until_ms().map(|at_ms| {
         // One that has passed and is not settled yet is looked at again, and not without end.
         at_ms.saturating_add(EXPIRY_SLACK_MS).max(now_ms.saturating_add(EXPIRY_AGAIN_MS))
     });

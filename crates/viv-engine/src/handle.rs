@@ -20,6 +20,7 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::gate::Gate;
 use crate::idle::InUse;
+use crate::incoming;
 use crate::metrics::family;
 use crate::read::{Which, check_generation, has_instance};
 
@@ -154,6 +155,19 @@ impl Handle {
     /// A call that is bounded in time. What failed because of where the sandbox is gets looked at (G3).
     async fn call<T>(&self, call: impl Future<Output = std::result::Result<T, ProviderError>>) -> Result<T> {
         self.call_within(self.engine.inner.config.budgets.call, call).await
+    }
+
+    /// Has the provider take in what comes from a client.
+    async fn take_in<T, F>(&self, content: ByteReader, take: impl FnOnce(ByteReader) -> F) -> Result<T>
+    where
+        F: Future<Output = std::result::Result<T, ProviderError>>,
+    {
+        let inner = &self.engine.inner;
+        let taken = incoming::take_in(content, inner.config.budgets.save, take).await;
+        if matches!(taken, Err(ProviderError::TimedOut { .. })) {
+            inner.signal_health(self.sandbox());
+        }
+        taken.map_err(EngineError::Provider)
     }
 
     async fn call_within<T>(
@@ -400,8 +414,9 @@ impl Handle {
     pub async fn file_write(&self, file: &FileWrite, content: ByteReader) -> Result<FileStat> {
         let _using = self.active().await?;
         let mutation = self.mutation().await?;
-        let written = self.engine.inner.provider.file_write(&mutation, self.sandbox(), file, content).await;
-        let stat = written.map_err(EngineError::Provider)?;
+        let provider = &self.engine.inner.provider;
+        let stat =
+            self.take_in(content, |content| provider.file_write(&mutation, self.sandbox(), file, content)).await?;
         self.did("file.written", None, json!({ "path": told_path(&file.path), "bytes": stat.size_bytes })).await;
         Ok(stat)
     }
@@ -457,8 +472,9 @@ impl Handle {
     pub async fn archive_put(&self, path: &str, bounds: ArchiveBounds, archive: ByteReader) -> Result<Unpacked> {
         let _using = self.active().await?;
         let mutation = self.mutation().await?;
-        let unpacked = self.engine.inner.provider.archive_put(&mutation, self.sandbox(), path, bounds, archive).await;
-        let unpacked = unpacked.map_err(EngineError::Provider)?;
+        let provider = &self.engine.inner.provider;
+        let put = |archive| provider.archive_put(&mutation, self.sandbox(), path, bounds, archive);
+        let unpacked = self.take_in(archive, put).await?;
         let data = json!({ "path": told_path(path), "entries": unpacked.entries, "bytes": unpacked.bytes });
         self.did("file.unpacked", None, data).await;
         Ok(unpacked)

@@ -27,6 +27,7 @@ pub(crate) struct Known {
     /// When it was last used, and by how many it is now.
     used_at_ms: u64,
     users: u32,
+    stops: u64,
     last_reads: HashMap<String, u64>,
     /// It did not answer when it was looked for: until when it is left alone, and for how long the next time.
     quiet: Option<(u64, u64)>,
@@ -202,6 +203,18 @@ impl Knowledge {
         if let Some(known) = self.lock().get_mut(sandbox) {
             known.token = None;
         }
+    }
+
+    /// Somebody stopped it.
+    pub(crate) fn stopped(&self, sandbox: &SandboxId) {
+        if let Some(known) = self.lock().get_mut(sandbox) {
+            known.stops = known.stops.wrapping_add(1);
+        }
+    }
+
+    /// How often it was stopped: for who looks whether it was in between.
+    pub(crate) fn stops(&self, sandbox: &SandboxId) -> u64 {
+        self.lock().get(sandbox).map_or(0, |known| known.stops)
     }
 
     /// Somebody begins to use it. Whether that is news worth writing down: so often it is, and no more.

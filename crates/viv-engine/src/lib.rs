@@ -52,6 +52,7 @@ mod gate;
 mod handle;
 mod hook;
 mod idle;
+mod incoming;
 mod inside;
 mod journal;
 mod knowledge;

@@ -85,7 +85,7 @@ pub(crate) fn sandbox(view: View, task: Option<TaskId>, provider: &str) -> Sandb
         keep_awake: leases.filter_map(|(name, lease)| keep_awake(name, lease)).collect(),
         created_at_ms: record.created_at_ms,
         last_activity_at_ms: Some(record.active_at_ms),
-        expires_at_ms: record.expires_at_ms,
+        expires_at_ms: record.lives_until_ms(),
         task,
         executions_running: None,
         deleted: record.deleted,

@@ -200,7 +200,7 @@ pub struct Sandbox {
     pub created_at_ms: u64,
     /// The last activity (L6).
     pub active_at_ms: u64,
-    /// The hard deadline as it was seen last: for display (T6).
+    /// The hard deadline of this generation as it was seen last: for display (T6).
     pub expires_at_ms: Option<u64>,
     /// What keeps it from idling.
     pub keep_awake: BTreeMap<String, KeepAwake>,
@@ -363,6 +363,22 @@ impl Sandbox {
     /// Whether nothing will ever happen to it again.
     pub fn is_over(&self) -> bool {
         self.phase.name() == PhaseName::Stopped
+    }
+
+    /// When its instance ends by itself, while it is known to have one. What is lost may be there and come back, so its
+    /// deadline is kept, and nobody acts upon it.
+    pub fn lives_until_ms(&self) -> Option<u64> {
+        match &self.phase {
+            Phase::Verifying { .. } | Phase::Ready | Phase::Frozen { .. } => self.expires_at_ms,
+            Phase::Provisioning { .. }
+            | Phase::Hibernating { .. }
+            | Phase::Hibernated { .. }
+            | Phase::Resuming { .. }
+            | Phase::Lost
+            | Phase::Failed { .. }
+            | Phase::Stopping { .. }
+            | Phase::Stopped => None,
+        }
     }
 
     /// When it has to be looked at again without anybody asking: the deadline of its phase, the time of a retry (then the

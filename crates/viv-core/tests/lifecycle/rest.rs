@@ -277,23 +277,27 @@ fn t7_as_long_as_a_seal_may_yet_succeed_nothing_takes_its_place() {
 }
 
 #[test]
-fn t4_the_last_good_state_is_recovered_once_and_then_it_has_failed() {
-    let (mut probing, _) = sealed();
-    let good: viv_core::SnapshotId = "snp_good".parse().expect("an id");
-    probing.saved = Some(good.clone());
-    // The seal does not come up: the last good state is next, as a new generation.
-    let recovering = found_bad(probing);
-    let Phase::Resuming { snapshot, step: ResumeStep::Clear, .. } = &recovering.phase else { panic!("{recovering:?}") };
-    assert_eq!((snapshot, &recovering.cause.cause), (&good, &Cause::ProbeFailed));
-    let making = after(&recovering, &done(&recovering, Outcome::Cleared), NOW_MS);
-    assert_eq!(effect(&making), Effect::Restore { generation: Generation(3), snapshot: good.clone(), memory: false });
-    let probing = after(&making, &done(&making, made()), NOW_MS);
+fn t4_l10_what_was_sealed_is_tried_again_in_bounds_and_never_passed_over_for_something_older() {
+    let (mut probing, seal) = sealed();
+    let older: viv_core::SnapshotId = "snp_older".parse().expect("an id");
+    probing.saved = Some(older.clone());
+    // What was made from the seal does not come up: what was acknowledged is in the seal alone, so that is next.
+    for generation in [Generation(3), Generation(4)] {
+        let recovering = found_bad(probing);
+        let Phase::Resuming { snapshot, step: ResumeStep::Clear, .. } = &recovering.phase else {
+            panic!("{recovering:?}")
+        };
+        assert_eq!((snapshot, &recovering.cause.cause), (&seal, &Cause::ProbeFailed));
+        let making = after(&recovering, &done(&recovering, Outcome::Cleared), NOW_MS);
+        assert_eq!(effect(&making), Effect::Restore { generation, snapshot: seal.clone(), memory: false });
+        probing = after(&making, &done(&making, made()), NOW_MS);
+    }
     let failed = found_bad(probing);
     assert_eq!((failed.phase.name(), &failed.cause.cause), (PhaseName::Failed, &Cause::ProbeFailed));
     assert_eq!(failed.cause.message.as_deref(), Some("exec: not as it has to be"), "with the evidence");
-    assert_eq!(failed.saved, Some(good.clone()), "what was saved survives that");
+    assert_eq!((&failed.saved, &failed.sealed), (&Some(older), &Some(seal.clone())), "both survive that");
     // Somebody asks again: it is still what the next one is made from.
     let cleared = after(&failed, &done(&failed, Outcome::Cleared), NOW_MS);
     let again = after(&cleared, &enter(EntryKind::Ensure), NOW_MS);
-    assert!(matches!(again.phase, Phase::Resuming { snapshot, .. } if snapshot == good));
+    assert!(matches!(again.phase, Phase::Resuming { snapshot, .. } if snapshot == seal));
 }

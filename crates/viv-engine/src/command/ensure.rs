@@ -35,7 +35,12 @@ impl Inner {
         kind: EntryKind,
         by: Actor,
     ) -> Result<Applied, EngineError> {
+        let stops = self.knowledge.stops(sandbox);
         self.look_for_lost(sandbox).await?;
+        // Looking takes its time: a stop that came meanwhile is the later word (L8).
+        if self.knowledge.stops(sandbox) != stops {
+            return Err(EngineError::Held { sandbox: sandbox.clone() });
+        }
         self.ask(sandbox, &Event::Enter { kind, by }).await
     }
 }

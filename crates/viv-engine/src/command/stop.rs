@@ -18,6 +18,7 @@ impl Engine {
             return Ok(self.inner.view(Sandbox { desired: Desired::Hibernated, version, ..record }));
         }
         let record = self.inner.ask(sandbox, &Event::Stop { by }).await?.sandbox();
+        self.inner.knowledge.stopped(sandbox);
         self.inner.reached("stop.committed");
         // What is lost may live all the same: it is looked for before this is answered, and stopped when it is found. Who
         // waits for it to settle would otherwise be told that it has.

@@ -103,7 +103,10 @@ impl Engine {
                 }
                 return Ok(TaskMade { task: before, fresh: false });
             }
-            Err(other) => return Err(other.into()),
+            Err(other) => {
+                self.task_may_have_changed(&task.id);
+                return Err(other.into());
+            }
         }
         inner.reached("task.created");
         self.drive_task(&task.id);
@@ -145,7 +148,11 @@ impl Engine {
         if is_planted(Planted::StopOfTaskUnwritten) {
             return Ok(task);
         }
-        let task = self.apply_task(id, &TaskEvent::Stop { by }).await?;
+        let stopped = self.apply_task(id, &TaskEvent::Stop { by }).await;
+        if stopped.is_err() {
+            self.task_may_have_changed(id);
+        }
+        let task = stopped?;
         self.inner.reached("task.stopped");
         self.drive_task(id);
         Ok(task)
@@ -192,7 +199,10 @@ impl Engine {
                     return Ok(next);
                 }
                 Err(StoreError::TaskConflict { .. }) => {}
-                Err(other) => return Err(other.into()),
+                Err(other) => {
+                    self.task_may_have_changed(id);
+                    return Err(other.into());
+                }
             }
         }
         Err(EngineError::Store(StoreError::Unavailable { what: format!("{id} changes faster than it can be read") }))

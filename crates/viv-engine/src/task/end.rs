@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use viv_core::ExecutionId;
 use viv_core::exec::{ExecSpec, OutputEvent};
-use viv_core::lifecycle::Phase;
+use viv_core::lifecycle::{Phase, Sandbox};
 use viv_core::planted::{Planted, is_planted};
 use viv_core::task::{EFFECT_GRACE_MS, Task, TaskEvent, TaskState};
-use viv_provider::ProviderError;
+use viv_provider::{InstanceRef, InstanceState, ProviderError};
 use viv_store::TaskOutput;
 
 use super::actor;
@@ -29,6 +29,9 @@ const KILL_WITHIN: Duration = Duration::from_secs(3);
 
 /// How long an end of a sandbox is waited for before it is asked for again.
 const SETTLED_WITHIN: Duration = Duration::from_secs(30);
+
+/// How long until one that is lost is looked for again.
+const LOST_PAUSE: Duration = Duration::from_secs(5);
 
 /// How much of the end of an output is kept.
 const OUTPUT_KEPT_BYTES: u64 = 256 << 10;
@@ -150,10 +153,12 @@ impl Engine {
             }
             // What stands still is not let go on in order to be ended.
             Phase::Frozen { .. } | Phase::Lost | Phase::Failed { .. } => (Tree::Held, None),
-            Phase::Hibernating { .. } | Phase::Stopping { .. } => (Tree::Leaving, None),
-            Phase::Hibernated { .. } | Phase::Stopped | Phase::Provisioning { .. } | Phase::Resuming { .. } => {
-                (Tree::Gone, None)
-            }
+            // Also what is to be replaced, until it is: then it has another generation.
+            Phase::Hibernating { .. }
+            | Phase::Stopping { .. }
+            | Phase::Provisioning { .. }
+            | Phase::Resuming { .. } => (Tree::Leaving, None),
+            Phase::Hibernated { .. } | Phase::Stopped => (Tree::Gone, None),
         })
     }
 
@@ -198,11 +203,9 @@ impl Engine {
                 return Ok(());
             }
             match &record.phase {
-                // A save that failed has ended all of its processes too.
-                Phase::Hibernated { .. } | Phase::Stopped | Phase::Hibernating { save_failed: true, .. } => {
-                    return Ok(());
-                }
+                Phase::Hibernated { .. } | Phase::Stopped => return Ok(()),
                 Phase::Hibernating { .. } | Phase::Stopping { .. } => {}
+                Phase::Provisioning { .. } | Phase::Resuming { .. } if task.keep_alive => {}
                 Phase::Provisioning { .. }
                 | Phase::Verifying { .. }
                 | Phase::Ready
@@ -215,12 +218,36 @@ impl Engine {
                 },
             }
             inner.reached("task.stopping_sandbox");
-            let settled = self.wait_settled(&task.sandbox, SETTLED_WITHIN).await?;
-            // What is lost and was not found has nothing that could be ended.
-            if matches!(settled.sandbox.phase, Phase::Lost | Phase::Failed { .. }) {
-                return Ok(());
+            let settled = self.wait_settled(&task.sandbox, SETTLED_WITHIN).await?.sandbox;
+            // None of these goes on by itself, and none of them shows that nothing runs: also a save that failed has
+            // ended all processes only if it was heard.
+            if matches!(
+                settled.phase,
+                Phase::Lost | Phase::Failed { .. } | Phase::Hibernating { save_failed: true, .. }
+            ) {
+                if self.runs_nothing(task, &settled).await {
+                    return Ok(());
+                }
+                inner.pause(LOST_PAUSE).await;
+            }
+            if inner.is_ending() {
+                return Err(EngineError::ShuttingDown);
             }
         }
+    }
+
+    /// Whether its last instance was seen to have ended, or not to be there, or to run nothing of the task (K2).
+    async fn runs_nothing(&self, task: &Task, record: &Sandbox) -> bool {
+        let inner = &self.inner;
+        let instance = InstanceRef { sandbox: record.id.clone(), generation: record.generation };
+        let budget = inner.config.budgets.probe;
+        let seen = inner.call(&record.id, budget, inner.provider.observe(&instance)).await;
+        if seen.is_ok_and(|seen| matches!(seen.state, InstanceState::Ended(_) | InstanceState::Absent)) {
+            return true;
+        }
+        let all = inner.call_agent(&record.id, budget, inner.provider.executions(&instance)).await;
+        let ours = |id: &ExecutionId| task.executions.iter().any(|one| one.id == *id);
+        all.is_ok_and(|all| all.iter().filter(|one| ours(&one.id)).all(|one| one.state.is_final()))
     }
 
     /// Keeps the end of what it wrote, for when its sandbox is gone.

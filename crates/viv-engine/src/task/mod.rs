@@ -50,10 +50,18 @@ const STORE_PAUSE: Duration = Duration::from_millis(500);
 /// How often those who wait for their turn look for it, should nobody have called them.
 const TURN_EVERY: Duration = Duration::from_secs(1);
 
+/// Somebody at work on a task.
+#[derive(Debug)]
+struct Driver {
+    running: AbortHandle,
+    /// Somebody wanted it to be worked on since it was looked at last.
+    again: bool,
+}
+
 /// What is kept in memory of tasks: nothing that the store does not have.
 #[derive(Debug)]
 pub(crate) struct Tasks {
-    drivers: Mutex<BTreeMap<TaskId, AbortHandle>>,
+    drivers: Mutex<BTreeMap<TaskId, Driver>>,
     bells: Mutex<BTreeMap<TaskId, Arc<Notify>>>,
     /// Stops that are not written down, because somebody switched that off (O9).
     unwritten: Mutex<BTreeSet<TaskId>>,
@@ -75,14 +83,25 @@ impl Default for Tasks {
 }
 
 impl Tasks {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<TaskId, AbortHandle>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<TaskId, Driver>> {
         self.drivers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn end(&self) {
-        for task in std::mem::take(&mut *self.lock()).into_values() {
-            task.abort();
+        for driver in std::mem::take(&mut *self.lock()).into_values() {
+            driver.running.abort();
         }
+    }
+
+    /// Whoever worked on a task found nothing to do, and leaves, unless somebody asked for more meanwhile. Whether it
+    /// left: decided in one step, so that nobody relies on who is about to leave.
+    fn leave(&self, id: &TaskId) -> bool {
+        let mut drivers = self.lock();
+        if drivers.get_mut(id).is_some_and(|driver| std::mem::take(&mut driver.again)) {
+            return false;
+        }
+        drivers.remove(id);
+        true
     }
 
     /// Rings when this task changes. Ask before looking, so that no change is missed between.
@@ -121,8 +140,8 @@ async fn drive(engine: Engine, id: TaskId) {
     let inner = &engine.inner;
     loop {
         match engine.drive_once(&id).await {
-            Ok(TaskWork::Nothing) => break,
-            Ok(TaskWork::Prepare | TaskWork::Run | TaskWork::End) => {}
+            Ok(TaskWork::Nothing) if inner.tasks.leave(&id) => break,
+            Ok(TaskWork::Nothing | TaskWork::Prepare | TaskWork::Run | TaskWork::End) => {}
             Err(error) => {
                 inner.heed(&error);
                 tracing::warn!(component = "task", task = %id, %error, "goes on in a moment");
@@ -133,22 +152,28 @@ async fn drive(engine: Engine, id: TaskId) {
             return;
         }
     }
-    inner.tasks.lock().remove(&id);
     inner.tasks.turn.notify_waiters();
 }
 
 impl Engine {
-    /// Works on a task, unless somebody does.
+    /// Works on a task; who does already looks once more before it leaves.
     pub(crate) fn drive_task(&self, id: &TaskId) {
         if self.inner.is_ending() {
             return;
         }
         let mut drivers = self.inner.tasks.lock();
-        if drivers.get(id).is_some_and(|driver| !driver.is_finished()) {
+        if let Some(driver) = drivers.get_mut(id).filter(|driver| !driver.running.is_finished()) {
+            driver.again = true;
             return;
         }
-        let driver = tokio::spawn(drive(self.clone(), id.clone())).abort_handle();
-        drivers.insert(id.clone(), driver);
+        let running = tokio::spawn(drive(self.clone(), id.clone())).abort_handle();
+        drivers.insert(id.clone(), Driver { running, again: false });
+    }
+
+    /// Somebody's word on it could not be written, or that was not heard: whoever works on it, or waits for it, looks.
+    fn task_may_have_changed(&self, id: &TaskId) {
+        self.inner.tasks.ring(id);
+        self.drive_task(id);
     }
 
     /// Does one thing, and answers what that was.

@@ -14,10 +14,10 @@ use super::lane::Lane;
 /// How long taking apart may go on in the background.
 const SOON: Duration = Duration::from_secs(60);
 
-/// Rows that say that something is still there, and what an audit finds.
-pub(super) fn rows(client: &Client) -> Vec<String> {
+/// Rows that say that something is still there, what an audit finds, and what a living daemon has not yet taken apart.
+pub(super) fn while_it_serves(lane: &Lane, client: &Client) -> Vec<String> {
     until_none(|| {
-        let mut left = Vec::new();
+        let mut left = folders(lane);
         match client.reconcile(&Reconcile { dry_run: true }) {
             Ok(found) if found.complete => {
                 left.extend(found.items.iter().map(|item| format!("{} {}: {}", item.kind, item.what, item.why)));
@@ -75,13 +75,16 @@ pub(super) fn on_the_machine(lane: &Lane) -> Vec<String> {
                 left.push(format!("loop device {}: {}", device.display(), backing.trim()));
             }
         }
-        for name in ["instances", "trash", "layers/active", "layers/tmp", "layers/trash"] {
-            let found = entries(&lane.data.join("sandboxes").join(name));
-            let found = found.into_iter().filter(|path| !path.ends_with(".lock"));
-            left.extend(found.map(|path| format!("folder {}", path.display())));
-        }
+        left.extend(folders(lane));
         left
     })
+}
+
+fn folders(lane: &Lane) -> Vec<String> {
+    let sandboxes = lane.data.join("sandboxes");
+    let all = ["instances", "trash", "layers/active", "layers/tmp", "layers/trash"];
+    let found = all.iter().flat_map(|name| entries(&sandboxes.join(name))).filter(|path| !path.ends_with(".lock"));
+    found.map(|path| format!("folder {}", path.display())).collect()
 }
 
 fn until_none(look: impl Fn() -> Vec<String>) -> Vec<String> {

@@ -156,7 +156,7 @@ impl Run {
             self.told.lock().unwrap_or_else(PoisonError::into_inner).push(told);
         }
         lane.wait_until_served()?;
-        let rows = left::rows(&Daemon::connect(&global)?.client);
+        let rows = left::while_it_serves(&lane, &Daemon::connect(&global)?.client);
         lane.close();
         let machine = left::on_the_machine(&lane);
         self.leaked.lock().unwrap_or_else(PoisonError::into_inner).extend(rows.into_iter().chain(machine));

@@ -175,17 +175,13 @@ fn made(mut draft: Draft<'_>, phase: &Phase, rebuilds: u32, remaining_ms: Option
 }
 
 /// An instance could not be made, or it is not known whether it was.
-fn not_made(mut draft: Draft<'_>, rebuilds: u32, failure: &Failure) -> Stepped {
+fn not_made(draft: Draft<'_>, rebuilds: u32, failure: &Failure) -> Stepped {
     let why = Some(failure.what.clone());
     let wanted = draft.next.entry.is_some();
     match failure.kind {
         FailureKind::Unknown => draft.retry(failure.what.clone()),
         // What failed is fenced off for ever and the next generation tried, so a late success of it can do no harm.
         FailureKind::Failed if wanted && rebuilds < draft.at.timings.rebuilds_max => {
-            // The last try is from the last good state.
-            if rebuilds + 1 == draft.at.timings.rebuilds_max {
-                draft.next.sealed = None;
-            }
             draft.remake(rebuilds + 1, Cause::CreateFailed, &Actor::part("engine"), why)
         }
         // It was stopped meanwhile, and what was saved is intact: once nothing is left of this one, it is as it was.
@@ -290,8 +286,9 @@ pub(super) fn on_trial(sandbox: &Sandbox) -> Option<crate::id::SnapshotId> {
 /// lost, or, when it never worked, failed.
 ///
 /// What worked once is sealed first, and the next one made from that (T7). What was made from a seal or from what was
-/// saved, and does not come up, is followed by the last good state, once; what is new from its spec, by another.
-pub(super) fn given_up(mut draft: Draft<'_>, cause: Cause, message: Option<String>) -> Stepped {
+/// saved, and does not come up, is made from it once more; what is new from its spec, by another. Nothing older takes the
+/// place of a seal: what was acknowledged since is in it alone (L10), and going back is for users to ask for.
+pub(super) fn given_up(draft: Draft<'_>, cause: Cause, message: Option<String>) -> Stepped {
     let Phase::Verifying { rebuilds, was_ready, .. } = draft.next.phase else {
         return Stepped::Ignored(Ignored::Misplaced);
     };
@@ -304,8 +301,7 @@ pub(super) fn given_up(mut draft: Draft<'_>, cause: Cause, message: Option<Strin
         if was_ready {
             return draft.replace(rebuilds + 1, cause, &engine, message);
         }
-        let was_sealed = draft.next.sealed.take().is_some();
-        if was_sealed || rebuilds == 0 || draft.next.saved.is_none() {
+        if rebuilds == 0 || draft.next.sealed.is_some() || draft.next.saved.is_none() {
             return draft.remake(rebuilds + 1, cause, &engine, message);
         }
     }

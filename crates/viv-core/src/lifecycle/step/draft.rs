@@ -224,7 +224,6 @@ impl<'t> Draft<'t> {
             | PhaseName::Stopping
             | PhaseName::Stopped => self.next.entry = None,
         }
-        self.next.expires_at_ms = None;
         self.enter(Phase::Lost, cause, &Actor::part("engine"), message)
     }
 
@@ -335,6 +334,7 @@ impl<'t> Draft<'t> {
     fn next_generation(&mut self) {
         self.next.generation = self.next.generation.next();
         self.next.claimed = None;
+        self.next.expires_at_ms = None;
         self.next.evidence = Evidence::default();
         self.next.observed = None;
     }

@@ -1,0 +1,180 @@
+//! What the long runs of worlds found, each as a small world of its own: the seed that showed it is not the same any more
+//! after the next change.
+#![allow(missing_docs, reason = "tests")]
+
+mod place;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use place::{LONG, Place, by, paused, persistent, place};
+use viv_chaos::Damage;
+use viv_core::SandboxId;
+use viv_core::exec::{ExecSpec, ExecState};
+use viv_core::lifecycle::{Desired, EntryKind, PhaseName, Status};
+use viv_core::spec::{Policy, Project};
+use viv_core::task::{NewTask, Task, TaskLimits, TaskState};
+use viv_engine::{ContinueTask, CreateRequest, CreateTask, EngineError, Which};
+use viv_provider::conformance::program::Program;
+use viv_provider::{FileWrite, InstanceRef, Provider};
+use viv_store::Store;
+use viv_store::memory::Fault;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+impl Place {
+    /// One that does not answer until it is lost, and lives.
+    async fn lost(&self) -> SandboxId {
+        let id = self.made(persistent()).await;
+        self.provider.damage(&id, Some(Damage::Hangs));
+        self.engine.verify(&id).await.unwrap();
+        tokio::time::sleep(2 * MINUTE).await;
+        assert_eq!(self.record(&id).await.phase.name(), PhaseName::Lost);
+        id
+    }
+
+    fn sleeps(&self, sandbox: &SandboxId, seconds: u64, keep_alive: bool) -> CreateTask {
+        let argv = Program::Sleep { seconds }.argv();
+        let new = NewTask {
+            id: self.engine.new_task_id(),
+            project: Project::default(),
+            sandbox: Some(sandbox.clone()),
+            make: None,
+            files: Vec::new(),
+            source: None,
+            steps: vec![ExecSpec { argv, ..ExecSpec::default() }],
+            limits: TaskLimits::default(),
+            effects: Vec::new(),
+            credentials: BTreeMap::new(),
+            keep_alive,
+            by: by(),
+            body_hash: None,
+        };
+        CreateTask { new, keyed: false }
+    }
+
+    /// The next write of a task is done, and answered as if it were not.
+    fn fail_after_the_next_write_of_a_task(&self) {
+        let mut once = true;
+        self.store.set_faults(Some(Box::new(move |call| {
+            (call == "put_task" && std::mem::take(&mut once)).then_some(Fault::After)
+        })));
+    }
+
+    async fn over(&self, task: &viv_core::TaskId) -> Task {
+        self.engine.wait_task(task, 20 * MINUTE, |task| task.state.is_final()).await.unwrap()
+    }
+}
+
+/// Seed 79: what came back under the same generation showed no deadline, and its hook was not told of it.
+#[test]
+fn t6_what_was_lost_and_came_back_has_its_deadline() {
+    paused(async {
+        let place = place().await;
+        let id = place.lost().await;
+        let shown = place.engine.get(&Project::default(), &Which::Id(id.clone()), "test").await.unwrap();
+        assert_eq!(shown.sandbox.lives_until_ms(), None, "nobody acts upon the deadline of what is lost");
+        place.provider.damage(&id, None);
+        place.engine.ensure(&id, EntryKind::Ensure, by()).await.unwrap();
+        let view = place.engine.wait_ready(&id, LONG).await.unwrap();
+        assert_eq!(view.sandbox.generation.0, 1, "it was there, and is kept");
+        assert!(view.sandbox.lives_until_ms().is_some(), "{:?}", view.sandbox);
+    });
+}
+
+/// Seed 1566: the write was never answered, so it counted as use for ever.
+#[test]
+fn l6_a_write_into_an_agent_that_hung_keeps_nothing_awake() {
+    paused(async {
+        let place = place().await;
+        let policy = Policy { idle_ms: 120_000, ..persistent().policy };
+        let id = place.made(CreateRequest { policy, ..persistent() }).await;
+        let handle = place.engine.work_in(&Project::default(), &Which::Id(id.clone()), None).await.unwrap();
+        place.provider.damage(&id, Some(Damage::Hangs));
+        let file = FileWrite { path: "/workspace/file".to_owned(), ..FileWrite::default() };
+        let writing = tokio::spawn(async move { handle.file_write(&file, Box::new(&b"work"[..])).await });
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        place.provider.damage(&id, None);
+        tokio::time::sleep(15 * MINUTE).await;
+        let written = writing.await.unwrap();
+        assert!(matches!(written, Err(EngineError::Provider(_))), "{written:?}");
+        assert_ne!(place.status(&id).await, Status::Ready);
+    });
+}
+
+/// Seed 1829: looking for what is lost took ten seconds, and a stop came meanwhile.
+#[test]
+fn l8_a_wake_that_was_asked_for_before_a_stop_does_not_undo_it() {
+    paused(async {
+        let place = place().await;
+        let id = place.lost().await;
+        place.provider.set_silent(true);
+        let (engine, asked) = (place.engine.clone(), id.clone());
+        let waking = tokio::spawn(async move { engine.ensure(&asked, EntryKind::Ensure, by()).await });
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        place.engine.stop(&id, by()).await.unwrap();
+        let woken = waking.await.unwrap();
+        assert!(matches!(woken, Err(EngineError::Held { .. })), "{woken:?}");
+        assert_eq!(place.record(&id).await.desired, Desired::Hibernated);
+    });
+}
+
+/// Seeds 1283 and 1856: the row was there, and nobody knew of it.
+#[test]
+fn p3_a_task_that_was_written_and_answered_otherwise_is_worked_on() {
+    paused(async {
+        let place = place().await;
+        let id = place.made(persistent()).await;
+        place.fail_after_the_next_write_of_a_task();
+        let wanted = place.sleeps(&id, 5, true);
+        let task = wanted.new.id.clone();
+        assert!(place.engine.create_task(wanted).await.is_err(), "its answer was lost");
+        assert_eq!(place.over(&task).await.state, TaskState::Succeeded);
+        // And so when it goes on.
+        place.fail_after_the_next_write_of_a_task();
+        let again = ContinueTask { steps: Vec::new(), limits: None, keep_alive: None, by: by() };
+        assert!(place.engine.continue_task(&task, again).await.is_err(), "its answer was lost");
+        let over = place.over(&task).await;
+        assert_eq!((over.state, over.run), (TaskState::Succeeded, 2));
+    });
+}
+
+/// The other way: a task is continued in the moment in which whoever worked on it finds that it is over.
+#[test]
+fn p3_a_task_that_goes_on_while_it_is_being_left_is_worked_on() {
+    paused(async {
+        let place = place().await;
+        let id = place.made(persistent()).await;
+        let task = place.engine.create_task(place.sleeps(&id, 1, true)).await.unwrap().task.id;
+        for run in 1..=20 {
+            let over = place.over(&task).await;
+            assert_eq!((over.state, over.run), (TaskState::Succeeded, run));
+            let again = ContinueTask { steps: Vec::new(), limits: None, keep_alive: None, by: by() };
+            place.engine.continue_task(&task, again).await.unwrap();
+        }
+    });
+}
+
+/// Seed 3286: its sandbox was lost, which was read as if it were gone; then it came back, and the step still ran.
+#[test]
+fn k2_a_task_is_not_over_while_its_sandbox_may_be_there() {
+    for keep_alive in [false, true] {
+        paused(async {
+            let place = place().await;
+            let id = place.made(persistent()).await;
+            let task = place.engine.create_task(place.sleeps(&id, 100_000, keep_alive)).await.unwrap().task.id;
+            place.engine.wait_task(&task, MINUTE, |task| task.times.started_at_ms.is_some()).await.unwrap();
+            place.provider.set_silent(true);
+            place.engine.verify(&id).await.unwrap();
+            place.engine.stop_task(&task, by()).await.unwrap();
+            tokio::time::sleep(20 * MINUTE).await;
+            let stopping = place.store.task(&task).await.unwrap().unwrap();
+            assert!(!stopping.state.is_final(), "nobody could look: {:?}", place.record(&id).await.phase);
+            place.provider.set_silent(false);
+            assert_eq!(place.over(&task).await.state, TaskState::Stopped);
+            let instance = InstanceRef { sandbox: id.clone(), generation: place.record(&id).await.generation };
+            let all = place.provider.truth().executions(&instance).await.unwrap_or_default();
+            assert!(all.iter().all(|one| one.state != ExecState::Running), "{all:?}");
+        });
+    }
+}
