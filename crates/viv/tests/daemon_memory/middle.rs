@@ -3,6 +3,7 @@
 
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use support::Ground;
@@ -29,6 +30,12 @@ libc = ctypes.CDLL(None, use_errno=True)
 assert libc.prctl(22, 2, ctypes.c_char_p(given), 0, 0) == 0, os.strerror(ctypes.get_errno())
 os.execv(sys.argv[1], sys.argv[1:])
 "#;
+
+/// On a crowded machine a client's connection may be seen half closed, and CRIU gives up before it writes anything.
+const TOO_EARLY: &str = "unix";
+
+/// Staged again so often then.
+const TRIES_MAX: usize = 3;
 
 /// A number that is nowhere but in memory, beside much that is checked to be what it was.
 const HOLD: &str = "
@@ -71,13 +78,21 @@ impl Staged {
 #[test]
 fn l13_a_criu_killed_in_the_middle_of_a_dump_leaves_the_files() {
     let Some(criu) = criu() else { return };
-    let staged = Staged::new(&criu);
-    let (made, execution) = staged.busy();
-    let holder = start(&staged.daemon, &made.id, &["python3", "-u", "-c", HOLD]).id;
-    until_more(&staged.daemon, &made.id, &holder, 0);
-    staged.when("dump", DIES_WRITING);
-    staged.begin_stop(&made.id);
-    staged.assert_not_saved(&made, &execution, BY_SIGXFSZ);
+    for _ in 0..TRIES_MAX {
+        let staged = Staged::new(&criu);
+        let (made, execution) = staged.busy();
+        let holder = start(&staged.daemon, &made.id, &["python3", "-u", "-c", HOLD]).id;
+        until_more(&staged.daemon, &made.id, &holder, 0);
+        staged.when("dump", DIES_WRITING);
+        staged.begin_stop(&made.id);
+        let saved = staged.daemon.wait_for(&made.id, "it is saved", |now| now.status == Status::Hibernated);
+        let was_killed = memory(&saved).1.contains(BY_SIGXFSZ);
+        staged.assert_not_saved(&made, &execution, if was_killed { BY_SIGXFSZ } else { TOO_EARLY });
+        if was_killed {
+            return;
+        }
+    }
+    panic!("it never came as far as that");
 }
 
 #[test]
@@ -89,9 +104,13 @@ fn l13_a_criu_killed_in_the_middle_of_a_fork_leaves_what_runs_as_it_was() {
     let holder = start(daemon, id, &["python3", "-u", "-c", HOLD]).id;
     until_more(daemon, id, &holder, 0);
     staged.when("dump", DIES_WRITING);
-    let refused = daemon.viv().args(["fork", "--memory", "box"]).output().unwrap();
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(!refused.status.success() && said.contains(BY_SIGXFSZ), "{said}");
+    eventually_within(PATIENCE, "CRIU is killed", || {
+        let refused = daemon.viv().args(["fork", "--memory", "box"]).output().unwrap();
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success(), "{said}");
+        assert!(said.contains(BY_SIGXFSZ) || said.contains(TOO_EARLY), "{said}");
+        said.contains(BY_SIGXFSZ)
+    });
     assert_eq!(all(daemon.client()).len(), 1, "nothing was made");
     // All of it goes on with all that it had, for long enough to look at it.
     let before = written(daemon, id, &holder);
@@ -220,6 +239,19 @@ fn l13_a_disk_that_fills_up_before_a_restore_is_followed_by_the_files() {
     staged.assert_not_restored(&made, &execution, "No space left");
 }
 
+/// Ends whoever follows, and at once when the test failed.
+struct Over<'a> {
+    is_over: &'a AtomicBool,
+    has_failed: &'a AtomicBool,
+}
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.has_failed.store(thread::panicking(), Ordering::SeqCst);
+        self.is_over.store(true, Ordering::SeqCst);
+    }
+}
+
 #[test]
 fn x2_who_follows_is_let_go_and_hears_the_rest_where_it_was() {
     let Some(criu) = criu() else { return };
@@ -230,13 +262,15 @@ fn x2_who_follows_is_let_go_and_hears_the_rest_where_it_was() {
     until_more(daemon, id, &counter, 0);
     let heard = std::sync::Mutex::new(Vec::new());
     let length = || heard.lock().unwrap().len();
+    let (is_over, has_failed) = (AtomicBool::new(false), AtomicBool::new(false));
     thread::scope(|scope| {
+        let _over = Over { is_over: &is_over, has_failed: &has_failed };
         scope.spawn(|| {
             let mut offset = 0;
-            // As clients do: who is let go comes back to where it was.
-            while state(daemon, id, &counter).0 != ExecutionState::Cancelled {
+            // As clients do: who is let go comes back to where it was, and once more when it is over.
+            for is_last in std::iter::repeat_with(|| is_over.load(Ordering::SeqCst)) {
                 let mut lines = daemon.sandbox(id).execution(counter.clone()).follow(offset);
-                for line in lines.by_ref() {
+                for line in lines.by_ref().take_while(|_| !has_failed.load(Ordering::SeqCst)) {
                     match line {
                         Ok(OutputLine::Chunk(chunk)) => heard.lock().unwrap().extend(chunk.data().unwrap()),
                         Ok(OutputLine::Cut(cut)) => panic!("output was cut: {cut:?}"),
@@ -245,7 +279,11 @@ fn x2_who_follows_is_let_go_and_hears_the_rest_where_it_was() {
                     }
                 }
                 offset = lines.offset();
-                thread::sleep(std::time::Duration::from_millis(20));
+                if is_last {
+                    return;
+                }
+                // A look at it is answered whatever happens to it meanwhile.
+                state(daemon, id, &counter);
             }
         });
         eventually_within(PATIENCE, "it follows", || length() > 20);
