@@ -1,5 +1,6 @@
 //! What goes wrong in the middle: CRIU is killed with processes in its hands, somebody has a pid, the kernel lacks a call,
 //! a file was changed, the disk fills up. Each is done to the real CRIU, and none loses what was saved.
+#![allow(clippy::wildcard_imports, reason = "a part of the tests beside it")]
 
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
