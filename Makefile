@@ -1,5 +1,5 @@
 # Two targets for everybody: `make up` and `make test`. `make help` lists the rest.
-.PHONY: help up down model simulate chaos fuzz mutants conformance explore millions test prepare build fmt lint deny unit quota cgroups kernels guest-tests bench bench-memory soak races clean
+.PHONY: help up down model simulate chaos fuzz mutants conformance explore millions test prepare build fmt lint deny unit quota cgroups kernels guest-tests bench bench-memory memory soak races clean
 
 CARGO ?= cargo
 TOOLS := $(CURDIR)/.tools
@@ -70,6 +70,11 @@ bench: ## memory of an idle sandbox, time of the basic verbs, cost of saving, li
 bench-memory: ## saving and restoring memory of sandboxes, beside runc
 	@scripts/prepare test
 	$(CARGO) bench --package viv --bench checkpoint --locked
+
+memory: ## what runs goes on over many hibernations, nothing lost: ROUNDS=50 make memory (twenty minutes)
+	@scripts/prepare test
+	VIV_MEMORY_ROUNDS=$${ROUNDS:-50} $(CARGO) test --package viv --test daemon_memory --locked -- \
+		x5_what_runs_goes_on_with_nothing_lost --nocapture
 
 chaos: ## agent loops on daemons that break, one fault in each, and a table of what came of it: SESSIONS=200 make chaos
 	$(CARGO) build --package viv --locked

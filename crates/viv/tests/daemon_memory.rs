@@ -4,6 +4,8 @@
 //! The CRIU is that of `scripts/prepare criu`, or what `VIV_CRIU` names; without one these are passed over.
 #![allow(missing_docs, reason = "tests")]
 
+#[path = "daemon_memory/middle.rs"]
+mod middle;
 mod support;
 
 use std::fs;
@@ -14,7 +16,7 @@ use serde_json::{Value, json};
 use support::criu::{self, criu};
 use support::daemon::{Daemon, PATIENCE, run};
 use support::disk::Disk;
-use support::restart::{House, shim_pid};
+use support::restart::{House, all, shim_pid};
 use support::{eventually_within, kill};
 use viv_api::bound::WaitMs;
 use viv_api::checkpoint::CheckpointCheck;
@@ -393,11 +395,13 @@ impl Staged {
         fs::write(self.folder.path().join("hook"), text).unwrap();
     }
 
-    /// Has it wait in this verb until it is told to go on.
+    /// Has it wait in the middle of this verb until it is told to go on: all processes are there and stand still.
     fn hold(&self, verb: &str) {
         let (begun, go) = (self.folder.path().join("begun"), self.folder.path().join("go"));
-        let wait = format!("touch {}; while [ ! -e {} ]; do sleep 0.05; done", begun.display(), go.display());
-        self.when(verb, &wait);
+        let (begun, go) = (begun.display(), go.display());
+        // It ends with this stage too.
+        let wait = format!("touch {begun}; while [ -e {begun} ] && [ ! -e {go} ]; do sleep 0.05; done");
+        self.at(verb, if verb == "dump" { "network-lock" } else { "post-restore" }, &wait);
     }
 
     fn until_held(&self) {
@@ -722,6 +726,17 @@ fn l13_without_any_criu_everything_works_and_says_so() {
         assert!(memory(&saved).1.contains(why), "{saved:#?}");
         assert_eq!(state(&staged.daemon, &made.id, &execution).1.as_deref(), Some("hibernated"));
         let back = ensure(&staged.daemon, &made.id);
+        // Asked beforehand it says so, and what cannot be done without it is refused, and nothing made.
+        let said = |arguments: &[&str]| {
+            let output = staged.daemon.viv().args(arguments).output().unwrap();
+            assert!(!output.status.success(), "{output:?}");
+            String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+        };
+        for arguments in [&["--json", "checkpoint", "--check", "box"][..], &["fork", "--memory", "box"]] {
+            let said = said(arguments);
+            assert!(said.contains(why), "{arguments:?}: {said}");
+        }
+        assert_eq!(all(staged.daemon.client()).len(), 1);
         staged.assert_files_only(&back, &made);
     }
     // Who cannot do without is told at once.

@@ -620,6 +620,39 @@ async fn s5_memory_is_refused_where_it_cannot_be_kept() {
     ground.assert_nothing_left();
 }
 
+#[test]
+fn l13_a_pid_that_is_taken_while_criu_is_tried_says_nothing_about_it() {
+    let Some(criu) = criu() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (path, taken) = (folder.path().join("criu"), folder.path().join("taken"));
+    // Whoever is started next has the pid after this one; others start processes too, so more than one try is made.
+    let take = format!(
+        "#!/bin/sh
+if [ $1 = restore ] && [ ! -e {taken} ]; then
+    for word; do [ \"$before\" != -D ] || images=$word; before=$word; done
+    pid=$(ls $images/ | sed -n 's/^core-\\([0-9]*\\).img$/\\1/p')
+    tries=0
+    while [ $tries -lt 1000 ] && [ ! -e {taken} ]; do
+        tries=$((tries+1))
+        echo $((pid-1)) > /proc/sys/kernel/ns_last_pid
+        sleep 30 </dev/null >/dev/null 2>&1 &
+        if [ $! = $pid ]; then echo $pid > {taken}; else kill $!; fi
+    done
+fi
+exec {criu} \"$@\"
+",
+        taken = taken.display(),
+        criu = criu.display()
+    );
+    fs::write(&path, take).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    let ground = Ground::with(|config| config.criu = Some(path));
+    let found = ground.provider.criu();
+    let pid: u32 = fs::read_to_string(&taken).expect("it was taken").trim().parse().unwrap();
+    support::kill(pid, rustix::process::Signal::KILL);
+    assert!(found.is_ok(), "{found:?}");
+}
+
 /// The case of the conformance suite, which declares no memory without a CRIU.
 #[test]
 fn p6_the_conformance_suite_covers_it() {

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -104,28 +104,43 @@ impl Call {
         self.command.exec()
     }
 
-    /// Makes it, and answers whether it went well.
-    pub(crate) fn run(mut self) -> io::Result<bool> {
+    /// Makes it, and answers how it ended: 0 is well.
+    pub(crate) fn run(mut self) -> io::Result<i32> {
         self.command.stdout(Stdio::null()).stderr(Stdio::null());
-        Ok(self.command.status()?.success())
+        Ok(self.command.status()?.into_raw())
     }
 }
 
-/// What a log says went wrong, in a line.
-pub(crate) fn why(log: &Path) -> String {
+/// Why it failed, in a line: how it ended, as waiting for it tells, and what its log says.
+pub(crate) fn why(status: i32, log: &Path) -> String {
     let mut text = Vec::new();
     let read = File::open(log).and_then(|file| file.take(LOG_BYTES_MAX).read_to_end(&mut text));
-    match read {
+    let said = match read {
         Ok(_) => first_error(&String::from_utf8_lossy(&text)),
         Err(error) => format!("CRIU said nothing ({error})"),
+    };
+    match status & 0x7f {
+        0 => said,
+        signal => format!("CRIU was killed (signal {signal}); {said}"),
     }
 }
+
+/// What is said on the way when CRIU finds out what a kernel can do, or has, that it can do without.
+const HARMLESS: [&str; 8] = [
+    "RLIMIT_NOFILE",
+    "tables",
+    "execvp",
+    "already assigned",
+    "exited, status=",
+    "Unable to create tun",
+    "reported by netlink",
+    "Unable to create a veth pair",
+];
 
 /// The first error is the cause; those that CRIU itself goes on after are none.
 fn first_error(log: &str) -> String {
-    let harmless = ["RLIMIT_NOFILE", "tables", "execvp", "already assigned", "exited, status="];
     let errors = log.lines().filter(|line| line.contains("Error (") || line.starts_with("Error:"));
-    let error = errors.filter(|line| !harmless.iter().any(|word| line.contains(word))).map(|line| {
+    let error = errors.filter(|line| !HARMLESS.iter().any(|word| line.contains(word))).map(|line| {
         let said = line.split_once("): ").map_or(line, |(_, said)| said);
         said.trim().to_owned()
     });
@@ -139,6 +154,7 @@ fn in_words(error: &str) -> Option<&'static str> {
         // Because the terminal's other side is the agent's, which CRIU takes for its owner.
         ("ctty inheritance", "a program has its terminal open as /dev/tty; `dash -i` does, `bash -i` does not"),
         ("No space left", "the disk is full"),
+        ("Can't dump tmpfs content", "GNU tar is missing, or cannot keep files that are in memory"),
         ("nested", "a program made a namespace of processes within its own"),
     ];
     known.into_iter().find(|(sign, _)| error.contains(sign)).map(|(_, words)| words)
@@ -152,6 +168,9 @@ mod tests {
     fn the_cause_is_found_among_what_is_harmless() {
         let log = "(00.03) Error (criu/util.c:1534): rlimit: Can't setup RLIMIT_NOFILE for self\n\
             Error (criu/util.c:642): execvp(\"iptables-restore\", ...) failed\n\
+            (00.06) Error (criu/tun.c:85): tun: Unable to create tun: No such file or directory\n\
+            (00.09) Error (criu/libnetlink.c:54): -95 reported by netlink: Operation not supported\n\
+            (00.09) Error (criu/net.c:4151): net: Unable to create a veth pair: -95\n\
             (00.04) Warn  (criu/x.c:1): careful\n\
             (00.042762) Error (criu/files-reg.c:1790): Can't lookup mount=43 for fd=1 path=/x\n\
             (00.043141) Error (criu/cr-dump.c:1975): Dumping FAILED.\n";
@@ -159,5 +178,18 @@ mod tests {
         assert_eq!(first_error(""), "CRIU does not say why");
         let tty = first_error("(00.1) Error (criu/tty.c:2101): tty: ctty inheritance detected sid/pgrp 23\n");
         assert!(tty.starts_with("a program has") && tty.ends_with("sid/pgrp 23)"), "{tty}");
+    }
+
+    #[test]
+    fn who_was_killed_is_told_from_who_gave_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join(DUMP_LOG);
+        std::fs::write(&log, "(00.04) Dumping pages\n").unwrap();
+        assert_eq!(why(1 << 8, &log), "CRIU does not say why");
+        // A core was written, which is a bit of its own.
+        for status in [25, 25 | 0x80] {
+            assert_eq!(why(status, &log), "CRIU was killed (signal 25); CRIU does not say why");
+        }
+        assert!(why(9, &folder.path().join("none")).starts_with("CRIU was killed (signal 9); CRIU said nothing"));
     }
 }

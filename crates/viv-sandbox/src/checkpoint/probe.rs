@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_child_subreaper, waitpid};
@@ -12,6 +12,7 @@ use rustix::thread::UnshareFlags;
 
 use super::criu::{self, Call, DUMP_LOG, RESTORE_LOG};
 use crate::sys::clone::{Forked, close_all_but, exit_now, fork};
+use crate::sys::namespace::leave_for_new;
 
 /// The verb of the binary that runs [`main`].
 pub const VERB: &str = "criu-probe";
@@ -21,6 +22,12 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 /// The process ends by itself after this, whoever has forgotten it.
 const HELD_FOR: Duration = Duration::from_secs(60);
+
+/// On a machine that starts processes all the time a pid may be taken once, and hardly ever three times.
+const TRIES_MAX: u32 = 3;
+
+/// What CRIU says then, in the words of the kernel.
+const TAKEN: &str = "File exists";
 
 /// How often either of them looks for the other's file.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
@@ -57,7 +64,21 @@ fn enter(criu: &Path, folder: &Path) -> String {
     format!("no private /run: {error}")
 }
 
+/// Tries it, and again while somebody else takes the pid of the process in between.
 fn probe(criu: &Path, folder: &Path) -> Result<(), String> {
+    let mut outcome = Ok(());
+    for nth in 1..=TRIES_MAX {
+        let folder = folder.join(nth.to_string());
+        fs::create_dir(&folder).map_err(|error| format!("the probe failed: {error}"))?;
+        outcome = try_once(criu, &folder);
+        if !matches!(&outcome, Err(why) if why.contains(TAKEN)) {
+            break;
+        }
+    }
+    outcome
+}
+
+fn try_once(criu: &Path, folder: &Path) -> Result<(), String> {
     let said = |what: &str| {
         let what = what.to_owned();
         move |error: io::Error| format!("{what}: {error}")
@@ -74,13 +95,15 @@ fn probe(criu: &Path, folder: &Path) -> Result<(), String> {
 /// Saves the process, ends it, and has it say from its restored memory what it said before.
 fn turn(criu: &Path, folder: &Path, process: Pid) -> Result<(), String> {
     let failed = |error: io::Error| format!("the probe failed: {error}");
+    keep_files(folder)?;
     let first = await_file(&folder.join(FIRST)).map_err(failed)?;
     let images = || File::open(folder);
     let mut dump = Call::new(criu, "dump");
     dump.args(["-t", &process.as_raw_nonzero().to_string(), "-o", DUMP_LOG]).args(criu::COMMON).args(criu::to_dump());
     dump.file("-D", images().map_err(failed)?).map_err(failed)?;
-    if !dump.run().map_err(|error| format!("it cannot be run: {error}"))? {
-        return Err(format!("a small process cannot be saved: {}", criu::why(&folder.join(DUMP_LOG))));
+    let status = dump.run().map_err(|error| format!("it cannot be run: {error}"))?;
+    if status != 0 {
+        return Err(format!("a small process cannot be saved: {}", criu::why(status, &folder.join(DUMP_LOG))));
     }
     // Its pid is free once it was waited for, and taken again by itself.
     let _ = kill_process(process, Signal::KILL);
@@ -88,15 +111,34 @@ fn turn(criu: &Path, folder: &Path, process: Pid) -> Result<(), String> {
     let mut restore = Call::new(criu, "restore");
     restore.args(["-d", "-o", RESTORE_LOG]).args(criu::COMMON);
     restore.file("-D", images().map_err(failed)?).map_err(failed)?;
-    if !restore.run().map_err(failed)? {
-        return Err(format!("a small process cannot be brought back: {}", criu::why(&folder.join(RESTORE_LOG))));
+    let status = restore.run().map_err(failed)?;
+    if status != 0 {
+        return Err(format!(
+            "a small process cannot be brought back: {}",
+            criu::why(status, &folder.join(RESTORE_LOG))
+        ));
     }
     fs::write(folder.join(ASK), "").map_err(failed)?;
     let again = await_file(&folder.join(AGAIN)).map_err(failed)?;
     if again == first { Ok(()) } else { Err("a process that was brought back has other memory than before".to_owned()) }
 }
 
-/// A process that has something in its memory, and says it when it is asked.
+/// Has `tar` do what CRIU calls it for when it finds files in memory, in words that only GNU's knows.
+fn keep_files(folder: &Path) -> Result<(), String> {
+    let empty = folder.join("empty");
+    fs::create_dir(&empty).map_err(|error| format!("the probe failed: {error}"))?;
+    let mut tar = Command::new("tar");
+    tar.args(["--create", "--gzip", "--no-unquote", "--no-wildcards", "--one-file-system", "--check-links"]);
+    tar.args(["--preserve-permissions", "--sparse", "--numeric-owner", "--file"]).arg(folder.join("files.tar.gz"));
+    let ended = tar.arg("--directory").arg(empty).arg(".").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    if ended.is_ok_and(|status| status.success()) {
+        return Ok(());
+    }
+    Err("there is no GNU tar, or no gzip, by which CRIU keeps files that are in memory".to_owned())
+}
+
+/// A process that has something in its memory, and says it when it is asked. Like those of sandboxes it has a network of
+/// its own, which takes more of the kernel, and `ip` of iproute2.
 fn hold(folder: &Path) -> io::Result<Pid> {
     match fork(None)? {
         Forked::Parent(pid) => Ok(pid),
@@ -106,6 +148,7 @@ fn hold(folder: &Path) -> io::Result<Pid> {
 
 fn hold_on(folder: &Path) -> io::Result<()> {
     rustix::process::setsid()?;
+    leave_for_new(UnshareFlags::NEWNET)?;
     close_all_but(&[]);
     let null = File::options().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(&null)?;

@@ -184,7 +184,7 @@ impl Shim {
         } else {
             match fs::read_to_string(order.dir.path().join(WHY)) {
                 Ok(why) => why,
-                Err(_) => criu::why(&order.dir.path().join(DUMP_LOG)),
+                Err(_) => criu::why(status.as_raw(), &order.dir.path().join(DUMP_LOG)),
             }
         };
         eprintln!("its memory was not saved: {why}");
@@ -411,7 +411,7 @@ pub(super) fn restore(
     drop(call);
     match wait_until(helper, until).map_err(at("waiting for CRIU"))? {
         Some(0) => {}
-        Some(_) => return Err(CreateError::Memory { why: criu::why(&dir.path().join(RESTORE_LOG)) }),
+        Some(status) => return Err(CreateError::Memory { why: criu::why(status, &dir.path().join(RESTORE_LOG)) }),
         None => {
             let _ = rustix::process::kill_process(helper, rustix::process::Signal::KILL);
             let _ = waitpid(Some(helper), WaitOptions::empty());
@@ -446,6 +446,8 @@ fn unpack(memory: &MemoryDir, to: &Path, (then, now): (IdRange, IdRange), until:
             };
             let unpacked = unpacked();
             if let Err(error) = &unpacked {
+                // The files need the room, and so does the reason.
+                let _ = fs::remove_dir_all(to);
                 let _ = fs::write(to.with_file_name(WHY), error.to_string());
             }
             exit_now(i32::from(unpacked.is_err()));

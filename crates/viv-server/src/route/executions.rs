@@ -246,6 +246,7 @@ async fn list(State(state): State<ServerState>, target: Target, Query(query): Qu
         .collect();
     all.extend(rows.iter().map(|(id, row)| (id.clone(), show::recorded(&state, row))));
     match looked {
+        Ok(_) if is_dumped(&record) => {}
         Ok(handle) => {
             let frozen = matches!(record.phase, Phase::Frozen { .. });
             let told = handle.executions().await?;
@@ -326,6 +327,15 @@ async fn list_all(State(state): State<ServerState>, caller: Caller, Query(query)
     Ok(show::ok(&Page { items, next: page.next }))
 }
 
+/// Whether those inside stand still until they end or are let go, so that nobody there answers. What runs is suspended
+/// then, and its row says so (X5).
+fn is_dumped(record: &Sandbox) -> bool {
+    matches!(record.phase, Phase::Hibernating { .. }) && record.memory == Some(Memory::Saving)
+}
+
+/// How often one is looked for again that was put to rest, or woken, while it was asked for.
+const LOOKS_MAX: usize = 3;
+
 async fn get(
     State(state): State<ServerState>,
     target: Target,
@@ -333,39 +343,56 @@ async fn get(
     Query(query): Query<OfGeneration>,
 ) -> Answer {
     let execution: ExecutionId = params.get("execution")?;
-    let record = target.record(&state, query.generation).await?;
-    let row = state.engine().execution_row(&record.id, &execution).await?;
+    let mut record = target.record(&state, query.generation).await?;
+    for _ in 1..LOOKS_MAX {
+        let answer = look(&state, &target, &record, &execution).await;
+        if answer.is_ok() {
+            return answer;
+        }
+        let now = target.record(&state, query.generation).await?;
+        if now.version == record.version {
+            return answer;
+        }
+        record = now;
+    }
+    look(&state, &target, &record, &execution).await
+}
+
+async fn look(state: &ServerState, target: &Target, record: &Sandbox, execution: &ExecutionId) -> Answer {
+    let row = state.engine().execution_row(&record.id, execution).await?;
     // What waits, and what ran in an instance that is gone, is told by who remembers it (X5).
     // What was suspended goes on in the instance that its memory was restored into.
     let restored = matches!(record.memory, Some(Memory::Restored { .. }));
     let goes_on = |row: &Row| restored && row.status().is_some_and(|status| status.state == ExecState::Suspended);
-    let here = row.as_ref().is_none_or(|row| goes_on(row) || row.may_run() && row.generation == record.generation);
-    let lost = row.is_none() && record.lost_executions.iter().any(|lost| lost.status.id == execution);
+    let runs = |row: &Row| !is_dumped(record) && row.may_run() && row.generation == record.generation;
+    let here = row.as_ref().is_none_or(|row| goes_on(row) || runs(row));
+    let lost = row.is_none() && record.lost_executions.iter().any(|lost| lost.status.id == *execution);
     if (!here || lost)
-        && let Some(past) = past(&state, &record, row.as_ref(), &execution)
+        && let Some(past) = past(state, record, row.as_ref(), execution)
     {
         return Ok(show::ok(&past));
     }
     let told = async {
         let handle = state.engine().look_into(&target.project, &target.which, Some(record.generation)).await?;
-        handle.execution(&execution).await
+        handle.execution(execution).await
     };
     let status = match told.await {
         Ok(status) => record.execution(status),
-        // Nobody runs it any more, or it was forgotten there.
-        Err(EngineError::NotRunning { .. } | EngineError::Provider(ProviderError::NotFound { .. }))
-            if row.is_some() =>
-        {
-            return Ok(show::ok(&past(&state, &record, row.as_ref(), &execution)));
+        // Nobody runs it any more, or not yet again, or it was forgotten there.
+        Err(
+            EngineError::NotRunning { .. }
+            | EngineError::Provider(ProviderError::NotFound { .. } | ProviderError::Absent),
+        ) if row.is_some() => {
+            return Ok(show::ok(&past(state, record, row.as_ref(), execution)));
         }
         Err(error) => return Err(error.into()),
     };
     let is_news = |row: &&Row| row.is_open() && (status.state.is_final() || row.generation != record.generation);
     if let Some(row) = row.as_ref().filter(is_news) {
-        learn(&state, &record, &BTreeMap::from([(execution.clone(), row.clone())]), std::slice::from_ref(&status));
+        learn(state, record, &BTreeMap::from([(execution.clone(), row.clone())]), std::slice::from_ref(&status));
     }
     let frozen = matches!(record.phase, Phase::Frozen { .. });
-    let shown = show::execution(&state, &record.id, record.generation, &status, frozen, row.as_ref());
+    let shown = show::execution(state, &record.id, record.generation, &status, frozen, row.as_ref());
     Ok(show::ok(&shown))
 }
 
