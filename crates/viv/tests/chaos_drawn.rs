@@ -46,6 +46,7 @@ struct Told {
     deleted: Vec<SandboxId>,
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "requests take it so")]
 fn wait() -> Option<WaitMs> {
     Some(WaitMs::nearest(5_000))
 }
