@@ -13,7 +13,7 @@ pub struct Bug {
 
 macro_rules! bugs {
     ($($planted:ident: $($breaks:literal)*;)*) => {
-        /// Those that worlds were seen to catch.
+        /// All of them.
         pub const BUGS: &[Bug] = &[$(Bug { planted: Planted::$planted, breaks: &[$($breaks),*] },)*];
     };
 }
@@ -28,6 +28,7 @@ bugs! {
     ProbeIsActivity: "unused-goes-to-rest" "stopped-is-the-end";
     IdleUnread: "at-work-is-not-idle" "idle-after-its-window";
     StoredExpiry: "expiry-is-fetched";
+    ChainedResume: "entry-makes";
     ReadResumes: "reads-change-nothing";
     HeldForgotten: "held-until-asked";
     StopDroppedWhenBusy: "stop-is-taken";
@@ -48,6 +49,7 @@ bugs! {
     ScheduleOutlivesDelete: "schedules-of-the-living";
     QuotaUncounted: "quota-holds";
     KeyForgotten: "one-key-one-sandbox";
+    GrantAfterStop: "no-grant-after-the-end";
     EffectTwice: "grants-are-declared";
     TaskEndsUnkilled: "over-tasks-run-nothing" "over-is-settled";
     StopOfTaskUnwritten: "stops-of-tasks-are-durable";

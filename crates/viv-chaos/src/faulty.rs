@@ -180,6 +180,11 @@ impl<P> FaultyProvider<P> {
         }
     }
 
+    /// Whether what was seen is remembered, for those who check: a world has an end, and a daemon has none.
+    fn keeps(&self) -> bool {
+        self.orders.is_none()
+    }
+
     /// The same for a daemon that reaches it by this line.
     pub(crate) fn by(&self, line: &Line) -> Self
     where
@@ -396,11 +401,12 @@ impl<P> FaultyProvider<P> {
         F: Future<Output = Result<T>> + Send + 'static,
     {
         self.mutations.fetch_add(1, Ordering::SeqCst);
+        let keeps = self.keeps();
         self.through(name, |inner| {
             let (call, chance, sandbox) = (call(inner), self.chance.clone(), sandbox.clone());
             async move {
                 let answer = call.await;
-                if answer.is_ok() {
+                if keeps && answer.is_ok() {
                     lock(&chance).took(&sandbox, token);
                 }
                 answer
@@ -430,3 +436,6 @@ impl<P> FaultyProvider<P> {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;

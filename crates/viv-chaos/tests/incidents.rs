@@ -138,6 +138,65 @@ fn incident_3_activity_that_was_not_written_down_yet_counts() {
     });
 }
 
+/// A preview is a request that comes for a port whenever it likes: it enters as traffic does, and dials. Here it comes
+/// while the sandbox is being destroyed, when it is gone, and to the next daemon; by a handle of before, and without one.
+#[test]
+fn incident_27_a_stray_request_brings_nothing_back_that_was_destroyed() {
+    paused(async {
+        let place = place().await;
+        let (ready, saved) = (place.made(persistent()).await, place.made(persistent()).await);
+        let which = Which::Id(ready.clone());
+        let handle = place.engine.work_in(&Project::default(), &which, None).await.unwrap();
+        place.engine.hibernate(&saved, by()).await.unwrap();
+        assert_eq!(place.engine.wait_settled(&saved, LONG).await.unwrap().status, Status::Hibernated);
+        let generations = [place.record(&ready).await.generation, place.record(&saved).await.generation];
+        // Nobody answers, so that it is being destroyed for a while.
+        place.provider.set_silent(true);
+        for id in [&ready, &saved] {
+            place.engine.delete(id, by()).await.unwrap();
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(place.record(&ready).await.phase.name(), PhaseName::Stopping);
+        for id in [&ready, &saved] {
+            stray(&place, id).await;
+        }
+        place.provider.set_silent(false);
+        for id in [&ready, &saved] {
+            assert!(place.engine.wait_settled(id, 20 * LONG).await.unwrap().sandbox.is_over());
+        }
+        let mutations = place.provider.mutations();
+        for _ in 0..10 {
+            assert!(handle.dial(80).await.is_err(), "who had a handle reaches nothing");
+            for id in [&ready, &saved] {
+                stray(&place, id).await;
+            }
+            tokio::time::sleep(Duration::from_secs(60)).await;
+        }
+        let place = place.restart().await;
+        for (id, generation) in [&ready, &saved].into_iter().zip(generations) {
+            stray(&place, id).await;
+            tokio::time::sleep(LONG).await;
+            let record = place.record(id).await;
+            assert_eq!((record.is_over(), record.deleted, record.generation), (true, true, generation), "{record:?}");
+        }
+        assert_eq!(instances(&place).await, []);
+        assert_eq!(place.provider.mutations(), mutations, "nothing was so much as asked for");
+    });
+}
+
+/// Everything by which traffic could wake what is asked for.
+async fn stray(place: &Place, id: &SandboxId) {
+    let which = Which::Id(id.clone());
+    let entered = place.engine.ensure(id, EntryKind::Gateway, by()).await;
+    assert!(matches!(entered, Err(EngineError::Gone { .. })), "it was entered: {entered:?}");
+    let led = place.engine.work_in(&Project::default(), &which, None).await;
+    assert!(led.is_err(), "somebody was led into it: {led:?}");
+    // Whoever looks at it is told that it is gone, and nothing follows.
+    assert!(place.engine.get(&Project::default(), &which, "a preview").await.unwrap().sandbox.deleted);
+    let by_hand = place.engine.ensure(id, EntryKind::Ensure, by()).await;
+    assert!(matches!(by_hand, Err(EngineError::Gone { .. })), "not even by who asks for it: {by_hand:?}");
+}
+
 /// A persistent sandbox that is being saved, and cannot get on with it.
 async fn held_up(place: &Place) -> SandboxId {
     let id = place.made(persistent()).await;

@@ -25,6 +25,7 @@ fn caught(bug: &Bug) -> Option<Violation> {
 fn p1_each_planted_bug_is_caught() {
     let all: BTreeSet<Planted> = BUGS.iter().map(|bug| bug.planted).collect();
     assert_eq!(all.len(), BUGS.len(), "each is there once");
+    assert_eq!(all, Planted::ALL.iter().copied().collect(), "and none is left out");
     assert!(BUGS.len() >= 20);
     let known: BTreeSet<&str> = INVARIANTS.iter().map(|invariant| invariant.name).collect();
     assert!(BUGS.iter().flat_map(|bug| bug.breaks).all(|name| known.contains(name)));

@@ -132,6 +132,16 @@ mod tests {
     }
 
     #[test]
+    fn l15_what_is_not_there_yet_is_not_changed() {
+        let refused = Late::Stale { asked: Generation(3), current: Generation(2) };
+        for fence in [Fence::made(Generation(2), FencingToken(5)), Fence::buried(None, Generation(2), FencingToken(5))]
+        {
+            assert_eq!(ask(&fence, Intent::Change, 3, 5), Err(refused));
+            assert_eq!((ask(&fence, Intent::Make, 3, 5), ask(&fence, Intent::End, 3, 5)), (Ok(()), Ok(())));
+        }
+    }
+
+    #[test]
     fn l15_what_is_buried_is_never_made_again() {
         let never_was = Fence::buried(None, Generation(1), FencingToken(1));
         assert!(matches!(ask(&never_was, Intent::Make, 1, 9), Err(Late::Stale { .. })));

@@ -34,7 +34,7 @@ bugs! {
     ProbeIsActivity = "a probe counts as use",
     IdleUnread = "an idle decision is carried out without reading activity again",
     StoredExpiry = "the stored copy of a deadline is taken for the deadline",
-    ChainedResume = "what was saved is resumed at once, and nobody asked",
+    ChainedResume = "what was saved is resumed, and nobody asked",
     ReadResumes = "a read of what sleeps wakes it",
     HeldForgotten = "a schedule wakes what a user stopped",
     StopDroppedWhenBusy = "a stop during a transition is dropped",

@@ -18,6 +18,8 @@
 //!   is repeated finds what the first one started.
 //! - What an effect came to is done, failed or unknown, and what is unknown is never granted again (K5).
 
+#[cfg(test)]
+mod page;
 mod step;
 #[cfg(test)]
 mod tests;

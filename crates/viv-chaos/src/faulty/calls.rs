@@ -99,9 +99,11 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
                     Some(_) => self.timed_out("list").await,
                     None => Ok(page),
                 }?;
-                let (now, mut chance) = (Instant::now(), lock(&self.chance));
-                for item in &listed.items {
-                    chance.listed.entry(item.instance.sandbox.clone()).or_insert((now, 0)).1 += 1;
+                if self.keeps() {
+                    let (now, mut chance) = (Instant::now(), lock(&self.chance));
+                    for item in &listed.items {
+                        chance.listed.entry(item.instance.sandbox.clone()).or_insert((now, 0)).1 += 1;
+                    }
                 }
                 Ok(listed)
             })
@@ -245,14 +247,13 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
         execution: &ExecutionId,
         spec: &ExecSpec,
     ) -> Result<ExecStatus> {
-        if spec.transient {
+        if spec.transient && self.keeps() {
             let instance = InstanceRef { sandbox: sandbox.clone(), generation: mutation.generation };
             lock(&self.chance).probed.insert(instance, Instant::now());
         }
         self.agent(sandbox).await?;
         let all = (mutation.clone(), sandbox.clone(), execution.clone(), spec.clone());
-        // Where there is no end to it, nothing is kept.
-        let keeps = self.orders.is_none();
+        let keeps = self.keeps();
         self.through("execute", move |inner| {
             let (mutation, sandbox, execution, spec) = all.clone();
             let chance = self.chance.clone();

@@ -1,6 +1,7 @@
 //! What must hold of every change of a task (K1 to K5).
 
-use viv_core::task::{EffectOutcome, Grant, Task, TaskState};
+use viv_core::RequestId;
+use viv_core::task::{EffectOutcome, Grant, Task, TaskEvent, TaskState, TaskStepped, step};
 
 use super::{Found, holds};
 
@@ -10,6 +11,7 @@ pub(super) fn check(before: Option<&Task>, after: &Task) -> Found {
     let over = after.state.is_final();
     holds("one-effect-at-a-time", in_flight <= 1, || format!("{id}: {:?}", after.grants))?;
     holds("over-is-settled", !over || in_flight == 0, || format!("{id} is over: {:?}", after.grants))?;
+    would_be_granted(after)?;
     let Some(before) = before else {
         return holds("tasks-count", after.version == 1 && after.run == 1, || format!("{id} begins as {after:?}"));
     };
@@ -44,6 +46,26 @@ pub(super) fn check(before: Option<&Task>, after: &Task) -> Found {
         holds("tasks-end-as-told", right, || format!("{id} is {:?}, and was to end as {told:?}", after.state))?;
     }
     granted(before, after)
+}
+
+/// Somebody inside may ask at any moment until all of it is gone, and few do so between a stop and that: so the gate is
+/// asked here, about each row of a task that is to end.
+fn would_be_granted(task: &Task) -> Found {
+    if task.ending.is_none() {
+        return Ok(());
+    }
+    for rule in &task.effects {
+        let request = RequestId::from_bytes([0xff; 16]);
+        let asked = TaskEvent::Asked { request, effect: rule.name.clone(), gated: true };
+        let granted = match step(task, &asked, task.ending.as_ref().map_or(0, |ending| ending.at_ms)) {
+            TaskStepped::Accepted(next) => next.grants.len() > task.grants.len(),
+            TaskStepped::Ignored | TaskStepped::Denied(_) => false,
+        };
+        holds("no-grant-after-the-end", !granted, || {
+            format!("{} is to end, and who asks for {} is granted it", task.id, rule.name)
+        })?;
+    }
+    Ok(())
 }
 
 fn granted(before: &Task, after: &Task) -> Found {

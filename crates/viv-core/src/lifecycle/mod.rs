@@ -387,7 +387,10 @@ impl Sandbox {
     pub fn due_at_ms(&self) -> Option<u64> {
         let looked_at_again = match &self.phase {
             Phase::Ready | Phase::Verifying { .. } => self.desired == Desired::Hibernated || self.rollback.is_some(),
-            Phase::Hibernated { .. } if is_planted(Planted::ChainedResume) => true,
+            // A moment later, so that time goes on in a world that has this one.
+            Phase::Hibernated { .. } if is_planted(Planted::ChainedResume) => {
+                return Some(self.phase_since_ms.saturating_add(1_000));
+            }
             Phase::Hibernated { .. } | Phase::Lost => self.entry.is_some(),
             Phase::Provisioning { .. }
             | Phase::Frozen { .. }

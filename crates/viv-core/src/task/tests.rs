@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn task(steps: usize) -> Task {
+pub(super) fn task(steps: usize) -> Task {
     let new = NewTask {
         id: TaskId::from_bytes([7; 16]),
         project: Project::default(),
@@ -24,7 +24,7 @@ fn task(steps: usize) -> Task {
     Task::new(new, 1)
 }
 
-fn after(task: &Task, event: &TaskEvent) -> Task {
+pub(super) fn after(task: &Task, event: &TaskEvent) -> Task {
     match step(task, event, 10) {
         TaskStepped::Accepted(next) => *next,
         other => panic!("{event:?} of {:?}: {other:?}", task.state),
@@ -38,29 +38,29 @@ fn denied(task: &Task, event: &TaskEvent) -> TaskDenial {
     }
 }
 
-fn running(steps: usize) -> Task {
+pub(super) fn running(steps: usize) -> Task {
     let entered = TaskEvent::Entered { generation: Generation(1), came: Came::Made };
     let events = [TaskEvent::TakenUp, entered, TaskEvent::Prepared, TaskEvent::Starting { step: Some(0) }];
     events.iter().fold(task(steps), |task, event| after(&task, event))
 }
 
-fn request(number: u8) -> RequestId {
+pub(super) fn request(number: u8) -> RequestId {
     RequestId::from_bytes([number; 16])
 }
 
-fn ask(number: u8, effect: &str) -> TaskEvent {
+pub(super) fn ask(number: u8, effect: &str) -> TaskEvent {
     TaskEvent::Asked { request: request(number), effect: effect.to_owned(), gated: true }
 }
 
-fn ended(number: u8) -> TaskEvent {
+pub(super) fn ended(number: u8) -> TaskEvent {
     TaskEvent::EffectEnded { request: request(number), failed: None }
 }
 
-fn exited(step: u32, code: i32) -> TaskEvent {
+pub(super) fn exited(step: u32, code: i32) -> TaskEvent {
     TaskEvent::StepEnded { step, ended: ExecState::Exited { code } }
 }
 
-fn stop() -> TaskEvent {
+pub(super) fn stop() -> TaskEvent {
     TaskEvent::Stop { by: Actor::part("test") }
 }
 
@@ -165,7 +165,7 @@ fn k6_a_session_is_kept_unless_the_sandbox_is_another() {
     assert_eq!(denied(&not_kept, &more), TaskDenial::NotKept);
 }
 
-fn mark(mistaken: bool, why: Option<&str>) -> TaskEvent {
+pub(super) fn mark(mistaken: bool, why: Option<&str>) -> TaskEvent {
     TaskEvent::Marked { by: Actor::part("user"), mistaken, why: why.map(str::to_owned) }
 }
 

@@ -7,6 +7,7 @@
 //! - `incidents`: failures that happened elsewhere, one test each. `golden`: records are read as they were written.
 //! - `memory`: what is saved and restored with its memory, and what follows when it is not.
 //! - `spares`: what was made ahead, claimed, and found broken by whom it was given to.
+//! - `words`: what others rely on, and read from a record.
 //! - `services`: what is started, started again and given up, and what hooks hold up.
 //!
 //! `UPDATE=1` writes the committed files anew instead of comparing them.
@@ -25,6 +26,7 @@ mod services;
 mod setup;
 mod spares;
 mod status;
+mod words;
 
 /// All that looks at every record that can be reached, in one process: the search is most of the work.
 #[test]

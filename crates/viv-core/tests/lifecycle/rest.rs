@@ -6,7 +6,9 @@ use viv_core::lifecycle::{
 };
 use viv_core::{EndCause, Generation};
 
-use crate::setup::{NOW_MS, after, created, delete, done, enter, evidence, made, ready, seen, step_at, stop, user};
+use crate::setup::{
+    NOW_MS, after, created, delete, done, enter, evidence, hibernated, made, ready, seen, step_at, stop, user,
+};
 
 const IDLE: Event = Event::Idle { freezes: true };
 const WINDOW_MS: u64 = 900_000;
@@ -210,6 +212,8 @@ fn l20_a_delete_in_the_middle_of_a_save_has_nothing_but_the_end_before_it() {
     let going = after(&saving, &delete(), NOW_MS);
     assert_eq!(effect(&going).code(), "clear");
     assert_eq!(step_at(&going, &late, NOW_MS), Stepped::Ignored(Ignored::StaleOperation));
+    let from_snapshot = after(&hibernated(), &delete(), NOW_MS);
+    assert!(!hibernated().uses().is_empty() && from_snapshot.uses().is_empty(), "what is to be gone is never resumed");
     let gone = after(&going, &done(&going, Outcome::Cleared), NOW_MS);
     assert!(gone.is_over());
     for verb in [freeze(), thaw(), hibernate(), Event::RetrySave { by: user() }, Event::Discard { by: user() }] {
