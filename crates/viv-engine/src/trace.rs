@@ -141,13 +141,16 @@ impl fmt::Debug for Tracing {
     }
 }
 
+/// What runs: who asked for it, and since when it does.
+type Running = BTreeMap<(SandboxId, ExecutionId), (Option<TraceParent>, u64)>;
+
 /// Who asked for what is going on. Nothing that is done follows from it.
 #[derive(Debug, Default)]
 pub(crate) struct Askers {
     /// For what is outstanding of a sandbox.
     sandboxes: Mutex<BTreeMap<SandboxId, TraceParent>>,
-    /// For what runs, and since when it does; its end was not told yet.
-    executions: Mutex<BTreeMap<(SandboxId, ExecutionId), (Option<TraceParent>, u64)>>,
+    /// For what runs; its end was not told yet.
+    executions: Mutex<Running>,
 }
 
 impl Engine {
@@ -170,7 +173,6 @@ impl Inner {
         if span.metadata().is_none_or(|metadata| metadata.name() == EFFECT) {
             return;
         }
-        span.record("viv.sandbox", display(sandbox));
         if let Some(place) = traces.place(&span) {
             self.askers.sandboxes.lock().unwrap_or_else(PoisonError::into_inner).insert(sandbox.clone(), place);
         }
@@ -324,21 +326,20 @@ pub(crate) fn left(span: &Span, word: &'static str, is_well: bool) {
     span.record("otel.status_code", if is_well { "OK" } else { "ERROR" });
 }
 
-/// A task changed, and whoever runs this may work on it.
+/// A task changed, and whoever runs this may work on it. What is known of it is told once, when it is over: what is
+/// recorded twice is there twice.
 pub(crate) fn task_changed(task: &Task) {
     let span = Span::current();
-    if span.is_disabled() || span.metadata().is_none_or(|metadata| metadata.name() != "task") {
+    if !task.state.is_final() || span.metadata().is_none_or(|metadata| metadata.name() != "task") {
         return;
     }
     span.record("viv.sandbox", display(&task.sandbox));
     span.record("viv.task_run", task.run);
-    if task.state.is_final() {
-        let word = serde_json::to_value(task.state).ok();
-        span.record("viv.outcome", word.as_ref().and_then(|word| word.as_str()).unwrap_or_default());
-        // Who stops a task gets what was asked for.
-        let is_well = matches!(task.state, TaskState::Succeeded | TaskState::Stopped);
-        span.record("otel.status_code", if is_well { "OK" } else { "ERROR" });
-    }
+    let word = serde_json::to_value(task.state).ok();
+    span.record("viv.outcome", word.as_ref().and_then(|word| word.as_str()).unwrap_or_default());
+    // Who stops a task gets what was asked for.
+    let is_well = matches!(task.state, TaskState::Succeeded | TaskState::Stopped);
+    span.record("otel.status_code", if is_well { "OK" } else { "ERROR" });
 }
 
 #[cfg(test)]

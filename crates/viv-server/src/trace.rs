@@ -51,6 +51,11 @@ pub(crate) fn request(
     span
 }
 
+/// The request that is being answered is about this sandbox, which its path does not name.
+pub(crate) fn about(sandbox: &SandboxId) {
+    Span::current().record("viv.sandbox", display(sandbox));
+}
+
 /// The answer begins.
 pub(crate) fn answered(span: &Span, status: StatusCode) {
     span.record("http.response.status_code", status.as_u16());

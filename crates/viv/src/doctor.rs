@@ -81,7 +81,7 @@ pub(crate) fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
                 match &traces.silent {
                     None => writeln!(out, "  ok   traces go to {}, which answers", traces.endpoint)?,
                     Some(why) => {
-                        writeln!(out, "  no   traces go to {}, which does not answer: {why}", traces.endpoint)?
+                        writeln!(out, "  no   traces go to {}, which does not answer: {why}", traces.endpoint)?;
                     }
                 }
             }

@@ -198,7 +198,7 @@ async fn daemon(
     let mark = config.owner.clone();
     let shown_ms = chaos.as_ref().map_or_else(wall_ms, |chaos| chaos.clock_ms(wall_ms()));
     let (provider, faulty_provider) = chaos::around_provider(chaos.as_ref(), provider);
-    let provider = traces.map_or(provider.clone(), |traces| traces.around_provider(provider));
+    let provider = if traces.is_some() { Otlp::around_provider(provider) } else { provider };
     let engine = Engine::start(config, store, provider, epoch, Clock::showing(shown_ms), draw).await?;
 
     let build = Build { commit: COMMIT.to_owned(), ..Build::default() };

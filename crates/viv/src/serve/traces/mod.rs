@@ -39,7 +39,7 @@ pub(super) struct TracesPart {
 
 #[derive(clap::Args)]
 pub(crate) struct TracesArgs {
-    /// Where spans of what is done go, by OTLP over HTTP: http://127.0.0.1:4318
+    /// URL to which spans of what is done go, by OTLP over HTTP
     #[arg(long, env = ENDPOINT)]
     traces_endpoint: Option<String>,
 }

@@ -84,7 +84,8 @@ impl Otlp {
         Tracing(self.shared.clone())
     }
 
-    pub(in super::super) fn around_provider(&self, provider: Arc<dyn Provider>) -> Arc<dyn Provider> {
+    /// The provider, with a span around each call.
+    pub(in super::super) fn around_provider(provider: Arc<dyn Provider>) -> Arc<dyn Provider> {
         Arc::new(TracedProvider(provider))
     }
 

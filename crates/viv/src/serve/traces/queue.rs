@@ -153,7 +153,7 @@ impl<E: SpanExporter> Sender<E> {
                     Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break None,
                 }
             };
-            self.send(std::mem::take(&mut batch));
+            self.send(&std::mem::take(&mut batch));
             match flush {
                 Some((true, done)) => {
                     self.drain(heard);
@@ -179,17 +179,18 @@ impl<E: SpanExporter> Sender<E> {
             }
         }
         while !batch.is_empty() {
-            self.send(batch.drain(..batch.len().min(BATCH_MAX)).collect());
+            let next: Vec<SpanData> = batch.drain(..batch.len().min(BATCH_MAX)).collect();
+            self.send(&next);
         }
     }
 
-    fn send(&self, batch: Vec<SpanData>) {
+    fn send(&self, batch: &[SpanData]) {
         if batch.is_empty() {
             return;
         }
         let mut why = String::new();
         for attempt in 1..=TRIES_MAX {
-            match now(self.exporter.export(batch.clone())) {
+            match now(self.exporter.export(batch.to_vec())) {
                 Ok(()) => return self.counts.sent(batch.len()),
                 Err(error) => why = error.to_string(),
             }
