@@ -518,15 +518,16 @@ async fn j1_something_of_every_kind_is_told_by_audit_removed_by_reconcile_and_no
     let seen = client.sandbox(&ours.id).verify().unwrap();
     assert_eq!((seen.phase, seen.generation), (Phase::Ready, ours.generation));
 
-    house.provider().destroy(&mutation(1, 1), &planted.foreign).await.unwrap();
-    for sandbox in [&ours.id, &planted.record] {
+    let Planted { foreign, foreign_paths, foreign_process, foreign_mount, mount, record, .. } = planted;
+    drop((foreign_process, foreign_mount, mount));
+    fs::remove_file(&foreign_paths[0]).unwrap();
+    // Before the last sandbox goes, which takes our cgroup along.
+    eventually("its process is gone", || fs::remove_dir(&foreign_paths[1]).is_ok());
+    let _ = fs::remove_dir(house.provider_folder().join("trash/left behind"));
+    house.provider().destroy(&mutation(1, 1), &foreign).await.unwrap();
+    for sandbox in [&ours.id, &record] {
         client.sandbox(sandbox).delete(None).unwrap();
         support::restart::settled(&client, sandbox);
     }
-    let Planted { foreign_paths, foreign_process, foreign_mount, mount, .. } = planted;
-    drop((foreign_process, foreign_mount, mount));
-    fs::remove_file(&foreign_paths[0]).unwrap();
-    eventually("its process is gone", || fs::remove_dir(&foreign_paths[1]).is_ok());
-    let _ = fs::remove_dir(house.provider_folder().join("trash/left behind"));
     house.assert_nothing_left();
 }
