@@ -1,5 +1,5 @@
 # Two targets for everybody: `make up` and `make test`. `make help` lists the rest.
-.PHONY: help up down model simulate chaos fuzz mutants conformance explore millions test prepare build fmt lint deny unit quota cgroups kernels guest-tests bench bench-memory memory soak races clean
+.PHONY: help up down model simulate chaos fuzz mutants conformance explore millions test prepare build fmt lint deny unit quota cgroups kernels guest-tests traces bench bench-memory memory soak races clean
 
 CARGO ?= cargo
 TOOLS := $(CURDIR)/.tools
@@ -59,6 +59,11 @@ kernels: ## a part of the suite, in guests with kernels that users have (an hour
 	    KERNEL_SUITE=$$suite scripts/guest-tests kernel || exit 1; done
 
 guest-tests: quota cgroups kernels ## all of these
+
+traces: ## spans of a daemon built with the feature otlp, sent to a real collector
+	@scripts/prepare traces
+	$(CARGO) clippy --package viv --features otlp --all-targets --locked -- -D warnings
+	$(CARGO) nextest run --locked --package viv --features otlp --bin viv --test traces -E 'binary(traces) | test(/^serve::traces::/)'
 
 bench: ## memory of an idle sandbox, time of the basic verbs, cost of saving, limits of speed, neighbours of bombs, the store, the daemon, many resumes
 	@scripts/prepare test

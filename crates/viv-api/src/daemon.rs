@@ -165,6 +165,24 @@ pub struct Doctor {
     pub capabilities: Vec<CapabilityShown>,
     /// What is wrong, most important first.
     pub findings: Vec<Finding>,
+    /// Where traces go, for keys of the installation; nothing where nothing is traced (O4).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traces: Option<TracesShown>,
+}
+
+/// Where traces go.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct TracesShown {
+    /// The address that spans are posted to.
+    #[cfg_attr(feature = "openapi", schema(example = "http://127.0.0.1:4318/v1/traces"))]
+    pub endpoint: String,
+    /// Why it does not answer; nothing when it does.
+    pub silent: Option<String>,
+    /// Spans that it took since the daemon began.
+    pub sent: u64,
+    /// Spans that were dropped since then.
+    pub dropped: u64,
 }
 
 /// Something that a provider can do, or cannot and why.

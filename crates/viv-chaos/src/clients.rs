@@ -478,7 +478,9 @@ impl World<'_> {
                 holds("nothing-enters-what-is-gone", !was_ended, || format!("{name} is gone, and was entered"))?;
             }
             (Deed::Stop, Ok(Told::View(view))) => {
-                let calm = !self.swarm.has(Trouble::Races);
+                // A task that waited for its turn, and has it now, is somebody else who wants it.
+                let at_work = at_once(self.store.truth.tasks_at_work(std::slice::from_ref(&view.sandbox.id))).await;
+                let calm = !self.swarm.has(Trouble::Races) && at_work.is_ok_and(|at_work| at_work.is_empty());
                 holds("stop-is-taken", !calm || view.sandbox.desired != Desired::Running, || {
                     format!("{name} was stopped and is wanted to run")
                 })?;

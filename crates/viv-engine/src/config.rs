@@ -15,6 +15,7 @@ use crate::hook::Webhooks;
 use crate::inside::Inside;
 use crate::spare::SparesConfig;
 use crate::subscription::SubscriptionConfig;
+use crate::trace::Tracing;
 
 /// Called with the name of a point that was reached: crash tests end the process there.
 #[derive(Clone)]
@@ -57,6 +58,8 @@ pub struct EngineConfig {
     pub cleanup: Option<CleanupConfig>,
     /// Which sandboxes are made ahead (L19).
     pub spares: SparesConfig,
+    /// Who makes spans of what is done; without, nobody does (O4).
+    pub traces: Option<Tracing>,
 }
 
 impl EngineConfig {
@@ -77,6 +80,7 @@ impl EngineConfig {
             alerts: None,
             cleanup: None,
             spares: SparesConfig::default(),
+            traces: None,
         }
     }
 }

@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
+use tracing::Instrument;
 use viv_core::SandboxId;
 use viv_core::lifecycle::{Effect, Event, Sandbox, Work, outstanding};
 
 use crate::engine::{Applied, Inner};
 use crate::error::EngineError;
+use crate::trace;
 
 /// How long a driver waits before it asks a store again that failed.
 const STORE_PAUSE: Duration = Duration::from_millis(500);
@@ -122,7 +124,10 @@ impl Inner {
                 performed = self.on_timeout(&record) => performed,
             };
         }
-        let Some((effect, work)) = outstanding(&record) else { return Ok(false) };
+        let Some((effect, work)) = outstanding(&record) else {
+            self.asked_no_more(sandbox);
+            return Ok(false);
+        };
         // No wait is longer than the longest: what is farther away was written by a clock that was set back since.
         let waits_ms = work.retry_at_ms.saturating_sub(now_ms);
         if (1..=self.config.timings.backoff_ms_max).contains(&waits_ms) {
@@ -140,21 +145,29 @@ impl Inner {
         work: &Work,
         driver: &Driver,
     ) -> Result<bool, EngineError> {
-        let mut performed = pin!(self.perform(record, effect, work));
+        let span = self.effect_span(record, effect);
+        let mut performed = pin!(self.perform(record, effect, work).instrument(span.clone()));
         let deadline = self.clock.at(work.deadline_at_ms);
         let outcome = loop {
             tokio::select! {
                 biased;
-                outcome = &mut performed => break outcome?,
+                outcome = &mut performed => {
+                    trace::effect_ended(&span, &outcome);
+                    break outcome?;
+                }
                 () = driver.bell.notified() => {
                     // The effect is dropped when the record does not want it any more: what is outstanding then
                     // names the same generation, so the provider's fence puts the two into an order.
                     let now = self.load(&record.id).await?;
                     if outstanding(&now).is_none_or(|(_, now)| now.operation != work.operation) {
+                        trace::left(&span, "superseded", true);
                         return Ok(true);
                     }
                 }
-                () = tokio::time::sleep_until(deadline) => return Ok(true),
+                () = tokio::time::sleep_until(deadline) => {
+                    trace::left(&span, "overdue", false);
+                    return Ok(true);
+                }
             }
         };
         if let Some(outcome) = outcome {

@@ -103,6 +103,7 @@ pub(crate) struct Inner {
     pub(crate) spares: Spares,
     pub(crate) removers: Removers,
     pub(crate) deeds: Deeds,
+    pub(crate) askers: crate::trace::Askers,
     /// Who waits for a sandbox to change.
     waiting: Mutex<HashMap<SandboxId, Arc<Notify>>>,
     /// True once the daemon ends.
@@ -203,6 +204,7 @@ impl Engine {
                 spares,
                 removers: Removers::default(),
                 deeds: Deeds::default(),
+                askers: crate::trace::Askers::default(),
                 waiting: Mutex::default(),
                 ending: watch::Sender::new(false),
             }),
@@ -488,6 +490,7 @@ impl Inner {
         drop(waiting);
         self.learn_of_lost(sandbox);
         if outstanding(sandbox).is_some() || sandbox.due_at_ms().is_some() {
+            self.asked_here(&sandbox.id);
             self.wake(&sandbox.id);
         }
     }
@@ -525,6 +528,7 @@ impl Inner {
                 self.watches.forget(&sandbox.id);
                 self.knowledge.forget(&sandbox.id);
                 self.deeds.forget(&sandbox.id);
+                self.trace_ended_instance(&sandbox.id);
             }
         }
     }

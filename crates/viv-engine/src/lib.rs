@@ -17,6 +17,7 @@
 //!   health      probes what was read and is stale; reads themselves change nothing (T9)
 //!   snapshots   one task per snapshot that is being made or removed; its row says what is outstanding
 //!   reconcilers provider-sync · expiry · stuck · snapshots · retention · alerts · cleanup, on a signal and on a period
+//!   trace       spans, for who traces: requests, effects, tasks, calls, executions
 //!   metrics     figures: from the journal, from records, and from what goes by
 //! ```
 //!
@@ -72,6 +73,7 @@ mod symptom;
 mod task;
 mod timer;
 mod token;
+mod trace;
 mod watch;
 
 pub use alert::{Alert, AlertConfig, AlertState};
@@ -97,3 +99,4 @@ pub use snapshot::{ForkRequest, Forked, ForkedFrom, NewSnapshot, RollbackRequest
 pub use spare::{SpareClass, SpareStatus, SparesConfig};
 pub use subscription::{EventBody, NewSubscription, SubscriptionChange, SubscriptionConfig};
 pub use task::{ContinueTask, CreateTask, Granted, TaskMade};
+pub use trace::{NotTraceParent, Told, TraceCounts, TraceParent, TraceReceiver, Traces, Tracing};

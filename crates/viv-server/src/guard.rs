@@ -10,11 +10,13 @@ use axum::middleware::Next;
 use axum::response::IntoResponse;
 use futures_util::FutureExt;
 use tokio::sync::watch;
+use tracing::Instrument;
 use viv_api::error::{ApiError, ErrorCode};
 use viv_engine::metrics::family;
 
 use crate::refusal::{Refusal, internal, invalid};
 use crate::state::ServerState;
+use crate::trace;
 
 /// Under which word a request stands in the log; told with every answer.
 const REQUEST_ID: &str = "viv-request";
@@ -53,17 +55,21 @@ pub(crate) async fn guard(State(state): State<ServerState>, request: Request, ne
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let route = request.extensions().get::<MatchedPath>().map(|route| route.as_str().to_owned());
     let began = std::time::Instant::now();
+    let verb = verb(&method);
+    let span = trace::request(&state, &request, (verb, route.as_deref()), &id);
     let answered = match admitted(&state, &request) {
-        Ok(_room) => AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(|panic| {
-            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-            let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-            internal(&format!("{method} {path} panicked: {text}")).into_response()
-        }),
+        Ok(_room) => {
+            AssertUnwindSafe(next.run(request)).catch_unwind().instrument(span.clone()).await.unwrap_or_else(|panic| {
+                let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+                let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+                internal(&format!("{method} {path} panicked: {text}")).into_response()
+            })
+        }
         Err(refusal) => refusal.into_response(),
     };
     tracing::debug!(component = "server", request = id, %method, path, status = answered.status().as_u16(), "answered");
+    trace::answered(&span, answered.status());
     let metrics = state.engine().metrics();
-    let verb = verb(&method);
     metrics.observe(&family::HTTP_SECONDS, &[verb], began.elapsed().as_secs_f64());
     let code = answered.status();
     metrics.count(&family::HTTP_REQUESTS, &[verb, route.as_deref().unwrap_or("none"), code.as_str()]);

@@ -42,6 +42,7 @@ mod show;
 mod state;
 mod stream;
 mod tally;
+mod trace;
 mod webhook;
 
 pub use address::{AddressRange, NoRange};

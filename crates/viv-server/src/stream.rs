@@ -13,6 +13,7 @@ use axum::http::{HeaderValue, Response, header};
 use futures_util::stream;
 use tokio::sync::{mpsc, watch};
 use tokio_util::io::ReaderStream;
+use tracing::Instrument;
 use viv_provider::ByteReader;
 
 use crate::guard::Ending;
@@ -135,7 +136,7 @@ where
     T: Send + 'static,
     E: Into<crate::refusal::Refusal> + Send + 'static,
 {
-    match tokio::spawn(work).await {
+    match tokio::spawn(work.in_current_span()).await {
         Ok(answer) => answer.map_err(Into::into),
         Err(error) => Err(crate::refusal::internal(&format!("a task failed: {error}"))),
     }

@@ -77,6 +77,14 @@ pub(crate) fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
             if said.findings.is_empty() {
                 writeln!(out, "  ok   nothing is wrong")?;
             }
+            if let Some(traces) = &said.traces {
+                match &traces.silent {
+                    None => writeln!(out, "  ok   traces go to {}, which answers", traces.endpoint)?,
+                    Some(why) => {
+                        writeln!(out, "  no   traces go to {}, which does not answer: {why}", traces.endpoint)?;
+                    }
+                }
+            }
         }
         Err(why) => writeln!(out, "the daemon was not asked: {why}")?,
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use support::daemon::{Daemon, PATIENCE, run};
+use support::held::unmount_root;
 use support::kill;
 use support::restart::House;
 use viv_api::alert::AlertState;
@@ -306,4 +307,72 @@ fn j2_leftovers_of_what_is_lost_go_and_what_is_persistent_stays() {
     daemon.wait_for(&gone, "it is over", |sandbox| sandbox.status == Status::Stopped);
     assert_eq!(daemon.sandbox(&kept).get().unwrap().status, Status::Lost, "nobody decided about it");
     daemon.remove(&kept);
+}
+
+/// How often cleanups were made by themselves.
+fn cleanups(daemon: &Daemon) -> u64 {
+    let all = daemon.client().reconcilers().unwrap().items;
+    all.iter().find(|one| one.name == "cleanup").map_or(0, |one| one.runs_total)
+}
+
+/// What ended for being unwell says so, with what was found.
+fn assert_ended_with_evidence(daemon: &Daemon, id: &SandboxId, status: Status) {
+    let over = daemon.wait_for(id, "it is given up", |sandbox| sandbox.status == status);
+    let said = |words: &[&str]| {
+        let said = daemon.viv().args(words).arg(id.as_str()).output().unwrap();
+        String::from_utf8(said.stdout).unwrap()
+    };
+    // What was saved says that it was.
+    if status == Status::Stopped {
+        assert_eq!(over.cause.unwrap().code, "unhealthy");
+        assert!(said(&["show"]).contains("unhealthy"), "{}", said(&["show"]));
+    }
+    let query = ListEvents { sandbox: Some(id.as_str().parse().unwrap()), ..ListEvents::default() };
+    let events = daemon.client().events(&query).unwrap().items;
+    let ended = events
+        .iter()
+        .find(|event| event.cause.as_ref().is_some_and(|cause| cause.code == "unhealthy"))
+        .expect("it is told");
+    assert_eq!(ended.data["evidence"]["filesystem"]["finding"], "unhealthy", "{ended:#?}");
+    let item = events.iter().find(|event| event.kind == "cleanup.item").expect("and by whom");
+    assert!(item.data["why"].as_str().is_some_and(|why| why.starts_with("unwell for")), "{item:#?}");
+    assert!(said(&["timeline"]).contains("unhealthy"), "{}", said(&["timeline"]));
+}
+
+#[test]
+fn j2_what_is_unwell_is_left_and_shown_while_it_is_young_and_ended_with_the_evidence_when_it_is_old() {
+    let ages = |age_s: u64| {
+        format!("[cleanup]\nperiod_s = 1\nunhealthy_after_s = 0\nunhealthy_age_s = {age_s}\nleftover_after_s = 3600\n")
+    };
+    let mut daemon = house(&ages(3_600));
+    let (kept, passing) = (with_file(&daemon, "kept"), daemon.create().id);
+    // Nobody reads them: whoever cleans up looks.
+    for id in [&kept, &passing] {
+        unmount_root(&daemon.host(id));
+    }
+    for id in [&kept, &passing] {
+        let lost = daemon.wait_for(id, "its damage is found", |sandbox| sandbox.status == Status::Lost);
+        assert_eq!(lost.cause.unwrap().code, "probe_failed");
+    }
+    let runs = cleanups(&daemon);
+    support::eventually_within(PATIENCE, "it was looked at again", || cleanups(&daemon) >= runs + 2);
+    for id in [&kept, &passing] {
+        assert_eq!(daemon.sandbox(id).get().unwrap().status, Status::Lost, "it is young");
+        let said = String::from_utf8(daemon.viv().args(["show", id.as_str()]).output().unwrap().stdout).unwrap();
+        assert!(said.contains("probe_failed"), "{said}");
+        let found = daemon.sandbox(id).diagnosis().unwrap().findings;
+        assert!(found.iter().any(|finding| finding.command.is_some()), "{found:#?}");
+    }
+    assert_eq!(daemon.instances().len(), 2, "nothing was ended");
+
+    daemon.end();
+    daemon.configure(&format!("{QUICK}{}", ages(1)));
+    daemon.restart();
+    assert_ended_with_evidence(&daemon, &kept, Status::Hibernated);
+    assert_ended_with_evidence(&daemon, &passing, Status::Stopped);
+    // It was saved first: its file is in what it goes on from.
+    still_has_file(&daemon, &kept);
+    daemon.remove(&kept);
+    daemon.remove(&passing);
+    daemon.assert_nothing_left();
 }

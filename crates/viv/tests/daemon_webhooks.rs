@@ -220,3 +220,37 @@ fn o6_what_resolves_to_this_machine_is_refused_and_nothing_is_lost() {
     eventually_within(PATIENCE, "who is allowed is asked", || receiver.taken().len() == 1);
     assert_eq!(viv(&daemon, &["webhook", "test", allowed]).trim(), "taken");
 }
+
+fn failing(daemon: &Daemon) -> AlertState {
+    let all = daemon.client().alerts().unwrap().items;
+    all.iter().find(|alert| alert.name == "webhooks_failing").expect("it is a rule").state
+}
+
+#[test]
+fn o5_a_receiver_that_is_down_for_long_is_an_alert_and_when_it_is_back_none() {
+    let mut daemon = house(
+        "attempts_max = 1000\n[hooks]\nprivate_ranges = [\"127.0.0.1\"]\n\
+         [alerts]\nperiod_s = 1\nresolve_after_s = 1\nrules = { webhooks_failing = { for_s = 2 } }\n",
+    );
+    daemon.run(&[]);
+    let receiver = Receiver::start(Mood::Down);
+    let (webhook, _) = subscribe(&daemon, &["--kind", "sandbox", &receiver.url()]);
+    assert_eq!(failing(&daemon), AlertState::Inactive);
+    let made = daemon.create().id;
+    // It holds for a while before it fires, so that a restart of the receiver is none.
+    eventually_within(PATIENCE, "it is looked at", || failing(&daemon) == AlertState::Pending);
+    eventually_within(PATIENCE, "it fires", || failing(&daemon) == AlertState::Firing);
+    let said = viv(&daemon, &["doctor"]);
+    assert!(said.contains("alert_webhooks_failing") && said.contains("viv webhook ls"), "{said}");
+    assert!(viv(&daemon, &["webhook", "ls"]).contains(&webhook));
+    receiver.be(Mood::Up);
+    eventually_within(PATIENCE, "it is resolved", || failing(&daemon) != AlertState::Firing);
+    eventually_within(PATIENCE, "nothing waits", || shown(&daemon, &webhook)["waiting"] == 0);
+    assert_in_order(&receiver.taken());
+    let told = |daemon: &Daemon| {
+        let lines = viv(daemon, &["--json", "events", "--kind", "alert"]);
+        ["alert.firing", "alert.resolved"].map(|kind| lines.matches(&format!("\"{kind}\"")).count())
+    };
+    eventually_within(PATIENCE, "both are told, once", || told(&daemon) == [1, 1]);
+    daemon.remove(&made);
+}

@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::Signal;
 use serde_json::Value;
-use support::restart::{House, create};
+use support::restart::{House, create, instance_folder};
 use support::{Ground, Sandbox, eventually, fresh_bytes, is_alive, kill, mutation};
 use viv_api::query::ListEvents;
+use viv_api::sandbox::Phase;
 use viv_core::{EndCause, OwnerMark, SandboxId};
 use viv_provider::{Finding, FindingKind, InstanceSpec, InstanceState, Provider, SweptAs};
 use viv_sandbox::cgroup::Layout;
@@ -25,6 +26,9 @@ const LIFETIME: Duration = Duration::from_secs(600);
 
 /// What is left is seen by then.
 const FOUND_WITHIN: Duration = Duration::from_secs(30);
+
+/// And all of it, with some of everything, on a loaded machine.
+const CLEARED_WITHIN: Duration = Duration::from_secs(120);
 
 /// The v2 hierarchy, or `None` with a word.
 fn v2() -> Option<PathBuf> {
@@ -68,7 +72,9 @@ impl Mounted {
 
     fn is_there(&self) -> bool {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-        mounts.lines().any(|line| line.split(' ').nth(4) == self.0.to_str())
+        // A space stands there as its number.
+        let place = self.0.to_str().unwrap().replace(' ', "\\040");
+        mounts.lines().any(|line| line.split(' ').nth(4) == Some(&place))
     }
 }
 
@@ -348,5 +354,180 @@ async fn j2_audit_tells_reconcile_puts_right_and_both_are_journaled() {
     house.provider().destroy(&mutation(1, 1), &other).await.unwrap();
     client.sandbox(&ours.id).delete(None).unwrap();
     support::restart::settled(&client, &ours.id);
+    house.assert_nothing_left();
+}
+
+/// What was planted: something of every kind, and beside it what is not ours.
+struct Planted {
+    /// Instances that no record knows: whole, without its agent, without its supervisors.
+    strays: [SandboxId; 3],
+    /// Recorded as ready, and never made.
+    record: SandboxId,
+    /// A spare that no class wants.
+    spare: SandboxId,
+    /// What it would be wrong to find after a reconciliation.
+    paths: Vec<PathBuf>,
+    mount: Mounted,
+    left: Sleeper,
+    foreign: SandboxId,
+    foreign_paths: Vec<PathBuf>,
+    foreign_mount: Mounted,
+    foreign_process: Sleeper,
+}
+
+/// Changes the store by hand, beside the daemon.
+fn by_hand(house: &House, sql: &str) {
+    let mut sqlite = Command::new("sqlite3");
+    let done = sqlite.args(["-cmd", ".timeout 20000"]).arg(house.data.join("viv.db")).arg(sql).output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+}
+
+/// Pids of its shim, its guard and its agent.
+fn pids_of(house: &House, sandbox: &SandboxId) -> [u32; 3] {
+    let folder = instance_folder(house, sandbox);
+    let identity: Value = serde_json::from_slice(&fs::read(folder.join("shim.json")).unwrap()).unwrap();
+    let pid_of = |who: &str| identity[who]["pid"].as_u64().unwrap() as u32;
+    [pid_of("shim"), pid_of("guard"), fs::read_to_string(folder.join("init.pid")).unwrap().trim().parse().unwrap()]
+}
+
+async fn plant(house: &House, v2: &Path, spare: &SandboxId) -> Planted {
+    let (provider, folder) = (house.provider(), house.provider_folder());
+    let marks: [OwnerMark; 2] = [house.owner_mark().await, "somebody-else".parse().unwrap()];
+    let fresh = || SandboxId::from_bytes(fresh_bytes());
+    let (strays, gone, foreign) = ([fresh(), fresh(), fresh()], fresh(), fresh());
+    for (sandbox, mark) in strays.iter().chain([&gone]).map(|one| (one, &marks[0])).chain([(&foreign, &marks[1])]) {
+        provider.create(&mutation(1, 1), sandbox, mark, &InstanceSpec::host(600_000)).await.unwrap();
+    }
+    provider.destroy(&mutation(1, 1), &gone).await.unwrap();
+
+    // Shim and guard are killed at once, and something that is not the agent's child lives on.
+    let prefix = v2.join(&house.cgroup_prefix);
+    let left = Sleeper::in_cgroup(&prefix.join(strays[2].as_str()));
+    let [shim, guard, _] = pids_of(house, &strays[2]);
+    kill(guard, Signal::STOP);
+    kill(shim, Signal::KILL);
+    kill(guard, Signal::KILL);
+    eventually("they are gone", || !is_alive(shim) && !is_alive(guard));
+
+    let (half, socket) = (folder.join("instances").join(fresh().as_str()), folder.join("instances/left.sock"));
+    fs::create_dir(&half).unwrap();
+    drop(UnixListener::bind(&socket).unwrap());
+    let (cgroup, lease) = (prefix.join(gone.as_str()), folder.join("ids/536870912"));
+    fs::create_dir(&cgroup).unwrap();
+    symlink(gone.as_str(), &lease).unwrap();
+    let layer = folder.join("layers/sealed/left");
+    fs::create_dir(&layer).unwrap();
+    let mount = Mounted::at(&folder.join("trash/left behind"));
+
+    // A record of what was never made, a spare that nobody keeps, and a lock on what never was.
+    let record = fresh();
+    by_hand(
+        house,
+        &format!(
+            "INSERT INTO sandboxes SELECT '{record}', project, NULL, phase, phase_since, deleted, may_live, version, \
+             created_at, NULL, active_at, shrunk, json_set(record, '$.id', '{record}') FROM sandboxes WHERE id = '{spare}'; \
+             UPDATE sandboxes SET project = 'viv-spares', record = json_set(record, '$.project', 'viv-spares') \
+             WHERE id = '{spare}'; \
+             INSERT INTO leases SELECT '{gone}', kind, epoch, expires_at, token + 1000, \
+             json_set(lease, '$.sandbox', '{gone}', '$.token', token + 1000) FROM leases WHERE sandbox = '{spare}' LIMIT 1;"
+        ),
+    );
+
+    let (readme, others) = (folder.join("instances/README"), prefix.join("foreign"));
+    fs::write(&readme, "not ours").unwrap();
+    fs::create_dir(&others).unwrap();
+    Planted {
+        strays,
+        record,
+        spare: spare.clone(),
+        paths: vec![half, socket, cgroup, lease, layer],
+        mount,
+        left,
+        foreign,
+        foreign_process: Sleeper::in_cgroup(&others),
+        foreign_paths: vec![readme, others],
+        foreign_mount: Mounted::at(&house.data.with_file_name("beside")),
+    }
+}
+
+/// Audits until it tells this: what is just ending is not among what is left.
+async fn audited(house: &House, so: impl Fn(&Value) -> bool) {
+    let until = Instant::now() + CLEARED_WITHIN;
+    loop {
+        let report = said(house, &["audit"], 0);
+        if so(&report) {
+            return;
+        }
+        assert!(Instant::now() < until, "{report:#}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// Every kind that issue 9 names, on one daemon.
+#[tokio::test]
+async fn j1_something_of_every_kind_is_told_by_audit_removed_by_reconcile_and_nothing_else_is_touched() {
+    let Some(v2) = v2() else { return };
+    let house = House::with_config("[reconcile]\nprovider_sync_s = 3600\norphan_grace_s = 0\ntidy_s = 3600");
+    let daemon = house.start();
+    let client = daemon.client();
+    let (ours, spare) = (create(&client), create(&client));
+    let mut planted = plant(&house, &v2, &spare.id).await;
+    let all = "instance record half_made unsupervised mount cgroup layer socket spare lease lock fence";
+    let wanted: BTreeSet<_> = all.split(' ').map(|kind| pair(kind, "reported")).collect();
+    audited(&house, |report| kinds(report) == wanted).await;
+    // Stopped, a shim does not notice that its agent is gone. Nor does it answer, so not all that there is is listed, and
+    // what is missing from the list is not called so.
+    let [shim, guard, agent] = pids_of(&house, &planted.strays[1]);
+    kill(guard, Signal::STOP);
+    kill(shim, Signal::STOP);
+    kill(agent, Signal::KILL);
+    audited(&house, |report| {
+        let kinds = kinds(report);
+        kinds.contains(&pair("supervisor", "reported")) && !kinds.contains(&pair("record", "reported"))
+    })
+    .await;
+    assert!(planted.paths.iter().all(|path| fs::symlink_metadata(path).is_ok()), "an audit changes nothing");
+    assert!(planted.mount.is_there() && !planted.left.has_ended());
+
+    // Two listings have to agree on instances, and what remembers them goes after them.
+    let until = Instant::now() + CLEARED_WITHIN;
+    loop {
+        said(&house, &["reconcile"], 0);
+        let report = said(&house, &["audit"], 0);
+        if report["found"] == 0 {
+            break;
+        }
+        assert!(Instant::now() < until, "{report:#}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert!(planted.paths.iter().all(|path| fs::symlink_metadata(path).is_err()), "{:?}", planted.paths);
+    eventually("what ran in them ended", || planted.left.has_ended());
+    assert!(!planted.mount.is_there());
+    // A spare is in no list.
+    for sandbox in planted.strays.iter().chain([&planted.spare]) {
+        let instance = viv_provider::InstanceRef { sandbox: sandbox.clone(), generation: viv_core::Generation(1) };
+        assert_eq!(house.provider().observe(&instance).await.unwrap().state, InstanceState::Absent);
+    }
+    assert_eq!(support::restart::settled(&client, &planted.record).phase, Phase::Lost);
+
+    // What is not ours, and what is and lives, is as it was.
+    let foreign = viv_provider::InstanceRef { sandbox: planted.foreign.clone(), generation: viv_core::Generation(1) };
+    assert_eq!(house.provider().observe(&foreign).await.unwrap().state, InstanceState::Running);
+    assert!(planted.foreign_paths.iter().all(|path| path.exists()));
+    assert!(planted.foreign_mount.is_there() && !planted.foreign_process.has_ended());
+    let seen = client.sandbox(&ours.id).verify().unwrap();
+    assert_eq!((seen.phase, seen.generation), (Phase::Ready, ours.generation));
+
+    let Planted { foreign, foreign_paths, foreign_process, foreign_mount, mount, record, .. } = planted;
+    drop((foreign_process, foreign_mount, mount));
+    fs::remove_file(&foreign_paths[0]).unwrap();
+    // Before the last sandbox goes, which takes our cgroup along.
+    eventually("its process is gone", || fs::remove_dir(&foreign_paths[1]).is_ok());
+    let _ = fs::remove_dir(house.provider_folder().join("trash/left behind"));
+    house.provider().destroy(&mutation(1, 1), &foreign).await.unwrap();
+    for sandbox in [&ours.id, &record] {
+        client.sandbox(sandbox).delete(None).unwrap();
+        support::restart::settled(&client, sandbox);
+    }
     house.assert_nothing_left();
 }

@@ -83,6 +83,7 @@ impl Inner {
     }
 
     fn attend_execution(self: &Arc<Self>, row: &Execution) {
+        self.trace_execution(row);
         if !row.is_open() || row.status().is_none() {
             return;
         }
@@ -96,7 +97,9 @@ impl Inner {
     pub(crate) fn note_statuses(self: &Arc<Self>, place: &Place, statuses: &[ExecStatus]) {
         let now_ms = self.clock.now_ms();
         for status in statuses {
-            self.executions.ledger.note(Execution::found(place.clone(), status.clone(), now_ms));
+            let row = Execution::found(place.clone(), status.clone(), now_ms);
+            self.trace_execution(&row);
+            self.executions.ledger.note(row);
         }
     }
 

@@ -134,6 +134,9 @@ families! {
     HTTP_IN_FLIGHT = "viv_http_requests_in_flight", Kind::Gauge, [], "Requests that wait for the beginning of their answer.";
     FOLLOWERS = "viv_event_followers", Kind::Gauge, [], "Clients that follow the journal.";
 
+    SPANS_SENT = "viv_trace_spans_sent_total", Kind::Counter, [], "Spans that the receiver of traces took; not there where nothing is traced.";
+    SPANS_DROPPED = "viv_trace_spans_dropped_total", Kind::Counter, [], "Spans that were dropped, because the receiver was down, slow, or refused them.";
+
     ALERTS = "viv_alerts", Kind::Gauge, ["alert", "severity", "state"], "Built-in alerts that are pending or firing.";
     ALERTS_FIRED = "viv_alerts_fired_total", Kind::Counter, ["alert"], "How often a built-in alert began to fire.";
     SERIES_DROPPED = "viv_metrics_dropped_total", Kind::Counter, [], "Changes of series that were too many to be kept.";

@@ -226,6 +226,10 @@ impl Inner {
         let gates_off = Gate::ALL.into_iter().filter(|gate| !self.config.gates.is_on_everywhere(*gate)).count();
         metrics.set(&family::GATES_OFF, &[], float(gates_off as u64));
         metrics.set(&family::BREAKER_OPENED, &[], float(provider.opened));
+        if let Some(counts) = self.trace_counts() {
+            metrics.set(&family::SPANS_SENT, &[], float(counts.sent));
+            metrics.set(&family::SPANS_DROPPED, &[], float(counts.dropped));
+        }
         let groups = self.store.groups();
         metrics.set(&family::STORE_GROUPS, &[], float(groups.count));
         metrics.set(&family::STORE_GROUPED, &[], float(groups.writes));

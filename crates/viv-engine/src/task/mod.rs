@@ -29,6 +29,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::AbortHandle;
+use tracing::Instrument;
 use viv_core::TaskId;
 use viv_core::lifecycle::Actor;
 use viv_core::task::{Task, TaskCause, TaskEvent, TaskStepped, TaskWork, step};
@@ -166,7 +167,8 @@ impl Engine {
             driver.again = true;
             return;
         }
-        let running = tokio::spawn(drive(self.clone(), id.clone())).abort_handle();
+        let driving = drive(self.clone(), id.clone()).instrument(self.inner.task_span(id));
+        let running = tokio::spawn(driving).abort_handle();
         drivers.insert(id.clone(), Driver { running, again: false });
     }
 
@@ -220,6 +222,7 @@ impl Engine {
 
     fn task_changed(&self, task: &Task, event: &TaskEvent) {
         let inner = &self.inner;
+        crate::trace::task_changed(task);
         // Switched off, a stop is found when somebody looks at the row for another reason (O9).
         let silent = matches!(event, TaskEvent::Stop { .. }) && !self.task_gate(Gate::PushedCancellation, task);
         if !silent {

@@ -6,12 +6,14 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use viv_api::alert::AlertState;
 use viv_api::bound::Sequence;
-use viv_api::daemon::{Doctor, Finding, Health, LogPage, Ready, ReadyCheck, Reconciler, Severity, Version};
+use viv_api::daemon::{
+    Doctor, Finding, Health, LogPage, Ready, ReadyCheck, Reconciler, Severity, TracesShown, Version,
+};
 use viv_api::error::ErrorCode;
 use viv_api::page::Page;
 use viv_api::path;
 use viv_api::query::ListLogs;
-use viv_engine::{BreakerKind, BreakerStatus};
+use viv_engine::{BreakerKind, BreakerStatus, Engine, TraceReceiver};
 
 use super::page_limit;
 use crate::api::{Method, Op, Table};
@@ -156,7 +158,21 @@ async fn doctor(State(state): State<ServerState>, caller: Caller) -> Answer {
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     let provider = engine.provider();
     let capabilities = viv_api::provider::capabilities(&provider.capabilities());
-    Ok(show::ok(&Doctor { provider: provider.name().to_owned(), capabilities, findings }))
+    // To whom they go is for those who run the host.
+    let traces = if caller.is_admin() { traces(engine.clone()).await } else { None };
+    Ok(show::ok(&Doctor { provider: provider.name().to_owned(), capabilities, findings, traces }))
+}
+
+/// Where traces go, and whether that answers, which is asked of it now.
+async fn traces(engine: Engine) -> Option<TracesShown> {
+    engine.tracing()?;
+    let asked = tokio::task::spawn_blocking(move || {
+        let traces = engine.tracing()?;
+        Some((traces.receiver(), traces.counts()))
+    });
+    let (receiver, counts) = asked.await.ok()??;
+    let TraceReceiver { endpoint, silent } = receiver;
+    Some(TracesShown { endpoint, silent, sent: counts.sent, dropped: counts.dropped })
 }
 
 async fn logs(State(state): State<ServerState>, caller: Caller, Query(query): Query<ListLogs>) -> Answer {

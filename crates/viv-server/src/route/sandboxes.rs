@@ -81,6 +81,7 @@ async fn create(
     let request = request(&caller, body, key);
     let engine = state.engine().clone();
     let made = regardless(async move { engine.create(request).await }).await?;
+    crate::trace::about(&made.view.sandbox.id);
     let fresh = made.fresh;
     let is_over = made.view.sandbox.is_over() || made.view.sandbox.deleted;
     let view = if is_over || how_long.is_zero() {

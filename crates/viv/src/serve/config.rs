@@ -17,6 +17,7 @@ use super::alerts::AlertsPart;
 use super::cleanup::CleanupPart;
 use super::gates::GateText;
 use super::spares::SparesPart;
+use super::traces::TracesPart;
 use super::webhooks::WebhooksPart;
 
 /// The daemon's part of the configuration file.
@@ -33,6 +34,7 @@ pub(super) struct FileConfig {
     pub(super) alerts: AlertsPart,
     pub(super) cleanup: CleanupPart,
     pub(super) spares: SparesPart,
+    pub(super) traces: TracesPart,
     pub(super) gates: BTreeMap<String, GateText>,
     /// The client's part is the client's.
     #[serde(rename = "client")]
@@ -252,6 +254,8 @@ mod tests {
             private_ranges = ["10.0.0.0/8"]
             [webhooks]
             attempts_max = 5
+            [traces]
+            endpoint = "http://127.0.0.1:4318"
             [gates]
             breaker = false
             quota = 50

@@ -16,6 +16,7 @@ mod failpoint;
 mod gates;
 mod owner;
 mod spares;
+mod traces;
 mod webhooks;
 
 use std::fs;
@@ -30,8 +31,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, bail};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+use tracing::Metadata;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::Layer;
+use tracing_subscriber::filter::{FilterExt, filter_fn};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use viv_core::OwnerMark;
@@ -46,6 +49,7 @@ use crate::place;
 use crate::settings::{DAEMONS, Global};
 use config::{FileConfig, SaveMemory};
 use owner::{Ownership, write_whole};
+use traces::Otlp;
 
 /// What it was built from, where that is known.
 const COMMIT: &str = match option_env!("VIV_COMMIT") {
@@ -92,6 +96,8 @@ pub(crate) struct Args {
     #[arg(long, env = "VIV_LOG")]
     log: Option<LevelFilter>,
     #[command(flatten)]
+    traces: traces::TracesArgs,
+    #[command(flatten)]
     chaos: chaos::ChaosArgs,
 }
 
@@ -105,7 +111,9 @@ pub(crate) fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
     make_folder(&data)?;
     let data = data.canonicalize().with_context(|| format!("cannot find {}", data.display()))?;
     let logs = LogRing::default();
-    install_log(&logs, args.log.or(file.server.log.map(LevelFilter::from)).unwrap_or(LevelFilter::WARN));
+    let traces = args.traces.begin(&file.traces)?;
+    let level = args.log.or(file.server.log.map(LevelFilter::from)).unwrap_or(LevelFilter::WARN);
+    install_log(&logs, level, traces.as_ref());
     raise_open_files();
     // Whoever waits as a standby waits here, before anything is opened.
     let ownership = Ownership::take(&data, args.standby)?;
@@ -114,9 +122,12 @@ pub(crate) fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
         .max_blocking_threads(BLOCKING_THREADS_MAX)
         .enable_all()
         .build()?;
-    let ended = runtime.block_on(daemon(args, &file, files, &data, &ownership, logs));
+    let ended = runtime.block_on(daemon(args, &file, files, &data, &ownership, logs, traces.as_ref()));
     // Work on a disk that hangs is not waited for: who comes next waits for our lock.
     runtime.shutdown_timeout(ENDED_WITHIN);
+    if let Some(traces) = traces {
+        traces.end();
+    }
     ended
 }
 
@@ -127,6 +138,7 @@ async fn daemon(
     data: &Path,
     ownership: &Ownership,
     logs: LogRing,
+    traces: Option<&Otlp>,
 ) -> anyhow::Result<ExitCode> {
     let now_ms = wall_ms();
     let file_of_store = data.join("viv.db");
@@ -172,6 +184,7 @@ async fn daemon(
     let (patience, within) = (file.webhooks.patience(), file.webhooks.timeout());
     config.subscriptions = Some(viv_server::events(&guard, &private_places, patience, within));
     config.inside = Some(viv_server::inside());
+    config.traces = traces.map(Otlp::tracing);
     let gates = config.gates.clone();
     for gate in viv_engine::Gate::ALL.into_iter().filter(|gate| !gates.is_on_everywhere(*gate)) {
         let percent = gates.setting(gate).percent;
@@ -185,6 +198,7 @@ async fn daemon(
     let mark = config.owner.clone();
     let shown_ms = chaos.as_ref().map_or_else(wall_ms, |chaos| chaos.clock_ms(wall_ms()));
     let (provider, faulty_provider) = chaos::around_provider(chaos.as_ref(), provider);
+    let provider = if traces.is_some() { Otlp::around_provider(provider) } else { provider };
     let engine = Engine::start(config, store, provider, epoch, Clock::showing(shown_ms), draw).await?;
 
     let build = Build { commit: COMMIT.to_owned(), ..Build::default() };
@@ -383,12 +397,17 @@ fn say(words: std::fmt::Arguments<'_>) {
 }
 
 /// What is said goes to standard error, and the last of it is kept for who asks.
-fn install_log(ring: &LogRing, level: LevelFilter) {
+fn install_log(ring: &LogRing, level: LevelFilter, traces: Option<&Otlp>) {
     let said = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
     // What cannot be written is not complained about where it cannot be written.
-    let said = said.log_internal_errors(false).with_filter(level);
-    let kept = ring.clone().with_filter(LevelFilter::DEBUG);
-    tracing_subscriber::registry().with(said).with(kept).init();
+    let said = said.log_internal_errors(false).with_filter(level.and(filter_fn(is_said)));
+    let kept = ring.clone().with_filter(LevelFilter::DEBUG.and(filter_fn(is_said)));
+    // Spans are for traces alone: without, they are not even made.
+    tracing_subscriber::registry().with(traces.map(Otlp::layer)).with(said).with(kept).init();
+}
+
+fn is_said(metadata: &Metadata<'_>) -> bool {
+    metadata.is_event()
 }
 
 /// Every living instance has a connection of its own, over which its end is told.

@@ -19,7 +19,7 @@ const BY_SIGXFSZ: &str = "CRIU was killed (signal 25)";
 
 /// Takes from whoever it runs what processes are given their memory back by (`PR_SET_MM`), as a kernel does that was built
 /// without. Having a filter, they may not look past those of others either.
-const WITHOUT: &str = r#"
+const WITHOUT: &str = r"
 import ctypes, errno, os, platform, struct, sys
 LOAD, EQUALS, RETURN, ALLOW, REFUSE = 0x20, 0x15, 0x06, 0x7fff0000, 0x00050000
 prctl, set_mm = {'x86_64': 157, 'aarch64': 167}[platform.machine()], 35
@@ -30,7 +30,7 @@ given = struct.pack('HxxxxxxQ', len(code), ctypes.addressof(kept))
 libc = ctypes.CDLL(None, use_errno=True)
 assert libc.prctl(22, 2, ctypes.c_char_p(given), 0, 0) == 0, os.strerror(ctypes.get_errno())
 os.execv(sys.argv[1], sys.argv[1:])
-"#;
+";
 
 /// On a crowded machine a client's connection may be seen half closed, and CRIU gives up before it writes anything.
 const TOO_EARLY: &str = "unix";

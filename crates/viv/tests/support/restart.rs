@@ -124,7 +124,7 @@ impl House {
     pub fn viv(&self) -> Command {
         let mut command = Command::new(viv_binary());
         // Whoever runs the tests may have settings of her own.
-        let ours = |name: &OsString| name.to_string_lossy().starts_with("VIV_");
+        let ours = |name: &OsString| ["VIV_", "OTEL_"].iter().any(|ours| name.to_string_lossy().starts_with(ours));
         for name in std::env::vars_os().map(|(name, _)| name).filter(ours) {
             command.env_remove(name);
         }
