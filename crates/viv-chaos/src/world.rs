@@ -34,6 +34,9 @@ pub(crate) const TICK_MS: u64 = 250;
 /// Within this after faults have stopped, everything is at rest (P3): a phase may time out, be tried again, and time out.
 const REST_WITHIN: Duration = Duration::from_secs(15 * 60);
 
+/// Longer than any task may take: of those that wait, one at least is over by then.
+const TASK_WITHIN: Duration = Duration::from_secs(10 * 60);
+
 /// For this long nothing changes from then on.
 const REST_FOR: Duration = Duration::from_secs(10 * 60);
 
@@ -598,6 +601,16 @@ impl<'p> World<'p> {
         tokio::time::sleep(PATIENCE).await;
         self.end_schedules().await;
         self.watched(REST_WITHIN).await;
+        // Those that wait for their turn have it one after the other.
+        let mut waiting = self.tasks_at_large().await;
+        while waiting > 0 && self.draining == Some(false) {
+            self.watched(TASK_WITHIN).await;
+            let left = self.tasks_at_large().await;
+            if left >= waiting {
+                break;
+            }
+            waiting = left;
+        }
         self.check().await?;
         let picture = self.picture().await;
         picture.check_rest(self.draining != Some(false))?;
@@ -630,6 +643,11 @@ impl<'p> World<'p> {
         holds("nothing-is-recorded", lines.is_empty(), || format!("{lines:?}"))?;
         self.report.trace = self.trace().await;
         Box::pin(self.go_straight()).await
+    }
+
+    /// How many tasks are not over.
+    async fn tasks_at_large(&self) -> usize {
+        at_once(self.store.truth.living_tasks()).await.map_or(0, |living| living.len())
     }
 
     /// A hash of the whole journal and of all that was done: the same for the same seed.
