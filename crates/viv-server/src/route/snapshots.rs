@@ -73,7 +73,7 @@ pub(super) fn tell(table: &mut impl Table) {
         .gives::<Forked>(200, "This request was made before; this is what it made, as it is now.")
         .gives::<Forked>(202, "They are being made.")
         .fails(&MAKING)
-        .fails(&[ErrorCode::NameTaken, ErrorCode::Gone]);
+        .fails(&[ErrorCode::NameTaken, ErrorCode::Gone, ErrorCode::Unsupported]);
     table.on(Method::Post, path::SNAPSHOT_FORK, fork_snapshot, fork_op);
     let export_op = op("exportSnapshot", Need::Read, "A snapshot as one file")
         .gives_stream("The file.", BYTES)
