@@ -497,7 +497,7 @@ impl<'a> Session<'a> {
         let known = self.command(id, "git -C /workspace/repo log --format=%H 2>&1 || true")?;
         for commit in &self.commits {
             if !known.contains(commit) {
-                self.lost.push(format!("commit {commit}"));
+                self.lost.push(format!("commit {commit}: git says {known:?}"));
             }
         }
         if self.commits.is_empty() {

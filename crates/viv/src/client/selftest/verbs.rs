@@ -179,8 +179,10 @@ impl Patient<'_> {
     pub(crate) fn run(&self, id: &SandboxId, argv: &[&str]) -> anyhow::Result<Vec<u8>> {
         let key = fresh_key()?;
         let command = StartExecution::of(argv.iter().copied())?;
-        let (end, said) = self.about(id, |sandbox| follow(&sandbox, &command, &key))?;
+        let Said { end, said, is_cut } = self.about(id, |sandbox| follow(&sandbox, &command, &key))?;
         ensure!(end == (ExecutionState::Exited, Some(0)), "{argv:?} ended as {end:?}");
+        // A full disk keeps outputs from being kept: what is missing was not said to be nothing.
+        ensure!(!is_cut, "the output of {argv:?} was cut");
         Ok(said)
     }
 
@@ -208,18 +210,25 @@ impl Patient<'_> {
     }
 }
 
-type End = (ExecutionState, Option<i32>);
+/// What came of a command.
+struct Said {
+    end: (ExecutionState, Option<i32>),
+    said: Vec<u8>,
+    /// Not all that it said was kept.
+    is_cut: bool,
+}
 
 /// Started once, whoever asks how often, and read from its beginning.
-fn follow(sandbox: &SandboxHandle<'_>, command: &StartExecution, key: &IdempotencyKey) -> Asked<(End, Vec<u8>)> {
+fn follow(sandbox: &SandboxHandle<'_>, command: &StartExecution, key: &IdempotencyKey) -> Asked<Said> {
     let started = sandbox.start(command, Some(key))?;
-    let (mut said, mut end) = (Vec::new(), (started.state, started.exit_code));
+    let (mut said, mut end, mut is_cut) = (Vec::new(), (started.state, started.exit_code), false);
     for line in sandbox.execution(started.id).follow(0) {
         match line? {
             OutputLine::Chunk(chunk) if said.len() < SAID_BYTES_MAX => said.extend(chunk.data().unwrap_or_default()),
             OutputLine::End(ended) => end = (ended.end.state, ended.end.exit_code),
-            OutputLine::Chunk(_) | OutputLine::Cut(_) | OutputLine::Alive(_) => {}
+            OutputLine::Cut(_) => is_cut = true,
+            OutputLine::Chunk(_) | OutputLine::Alive(_) => {}
         }
     }
-    Ok((end, said))
+    Ok(Said { end, said, is_cut })
 }
