@@ -10,6 +10,11 @@ ifneq ($(COMMIT),)
 export VIV_COMMIT := $(COMMIT)
 endif
 
+ifdef CI
+# What is built once is not built in parts.
+export CARGO_INCREMENTAL := 0
+endif
+
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -86,11 +91,11 @@ chaos: ## agent loops on daemons that break, one fault in each, and a table of w
 	target/debug/viv chaos --sessions $${SESSIONS:-200} --seed $${SEED:-0} --at-once $${AT_ONCE:-3}
 
 # What is fuzzed is safe code, which needs no sanitizer, and its dependencies have the versions that ship.
-fuzz: ## each parser with what libFuzzer makes up, for so long: SECONDS=60 make fuzz (needs a nightly compiler)
+fuzz: ## each parser with what libFuzzer makes up, for so long: SECONDS=60 make fuzz
 	@scripts/prepare fuzz
-	@cd fuzz && { [ -e Cargo.lock ] || cp ../Cargo.lock .; } && cargo +nightly fuzz build --fuzz-dir . --sanitizer none
+	@cd fuzz && { [ -e Cargo.lock ] || cp ../Cargo.lock .; } && cargo fuzz build --fuzz-dir . --sanitizer none
 	@cd fuzz && broken= && for target in fuzz_targets/*.rs; do name=$$(basename $$target .rs); mkdir -p corpus-found/$$name; \
-	    echo "== $$name"; cargo +nightly fuzz run --fuzz-dir . --sanitizer none $$name corpus-found/$$name corpus/$$name -- \
+	    echo "== $$name"; cargo fuzz run --fuzz-dir . --sanitizer none $$name corpus-found/$$name corpus/$$name -- \
 	    -max_total_time=$(or $(SECONDS),60) -max_len=65536 -print_final_stats=1 || broken="$$broken $$name"; done; \
 	    [ -z "$$broken" ] || { echo "broken:$$broken; what broke it is in fuzz/artifacts"; exit 1; }
 
