@@ -24,11 +24,10 @@ const KILL_TRIES: usize = 3;
 /// Between two tries.
 const KILL_PAUSE: Duration = Duration::from_millis(200);
 
-/// How long one try may take: the grace of a TERM, a KILL, and a look. An agent that is silent for longer has no other
-/// chance but in a sandbox that stays: the answer to a stop has 5 s in all (K2).
+/// How long one try may take: the grace of a TERM, a KILL, and a look. The answer to a stop has 5 s in all (K2).
 const KILL_WITHIN: Duration = Duration::from_secs(2);
 
-/// How long an agent that was silent may take to show that it is only slow.
+/// How long an agent may then take to show that it is there, and only slow: another try is for those alone.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
 
 /// How long an end of a sandbox is waited for before it is asked for again.
@@ -73,11 +72,6 @@ enum Kill {
 fn gone_with_sandbox(task: &Task) -> Vec<(ExecutionId, ExecState)> {
     let began = task.executions.iter().filter(|one| one.started_at_ms.is_some());
     began.map(|one| (one.id.clone(), ExecState::Lost { cause: "its sandbox ended".to_owned() })).collect()
-}
-
-/// Whether the agent says anything at all.
-async fn answers(handle: &Handle) -> bool {
-    tokio::time::timeout(ANSWERS_WITHIN, handle.executions()).await.is_ok_and(|all| all.is_ok())
 }
 
 impl Engine {
@@ -240,13 +234,19 @@ impl Engine {
             if let (Tree::Gone, None) = self.look_at_tree(task).await? {
                 return Ok(Kill::Gone(Some(ExecState::Lost { cause: "its sandbox ended".to_owned() })));
             }
-            // What ends in any case ends now; what stays does so when its agent is only slow.
-            if is_silent && !(task.keep_alive && answers(handle).await) {
+            if is_silent && !self.answers(handle).await {
                 return Ok(Kill::Held);
             }
             self.inner.pause(KILL_PAUSE).await;
         }
         Ok(Kill::Held)
+    }
+
+    /// Whether its agent says anything at all; the store, which may be what is slow, is not asked.
+    async fn answers(&self, handle: &Handle) -> bool {
+        let inner = &self.inner;
+        let instance = InstanceRef { sandbox: handle.sandbox().clone(), generation: handle.generation() };
+        inner.call_agent(handle.sandbox(), ANSWERS_WITHIN, inner.provider.executions(&instance)).await.is_ok()
     }
 
     /// Its sandbox ends, unless it stays and nothing of the task is left in it.
