@@ -173,8 +173,8 @@ impl Lab {
             move_into_link_name_space(world.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
             let udp = UdpSocket::bind((WORLD[0], port)).unwrap();
             tell.send(()).unwrap();
-            let mut word = [0; 100];
-            while udp.recv_from(&mut word).is_ok() {
+            let mut sent = [0; 100];
+            while udp.recv_from(&mut sent).is_ok() {
                 let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
                 came.lock().unwrap().push(now.as_millis() as u64);
             }
