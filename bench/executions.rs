@@ -1,14 +1,17 @@
 //! Commands through the daemon: how long one takes from asking to its end, how many a second there are, and how long it
-//! takes from a cancel until the whole tree is gone, next to the bound of 1 s (X3: TERM, 500 ms, KILL).
+//! takes from a cancel until the whole tree is gone, next to the bound of 1 s (X3: TERM, 500 ms, KILL); and from the stop of
+//! a task until that is confirmed, next to the 5 s of K2.
 //!
 //! `VIV_BENCH_ROUNDS` changes the number of each.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use viv_api::bound::{TaskRef, WaitMs};
 use viv_api::client::{Client, SandboxHandle};
 use viv_api::execution::{Execution, ExecutionState, OutputLine, StartExecution};
 use viv_api::sandbox::CreateSandbox;
+use viv_api::task::{CreateTask, StopTask, TaskState};
 
 mod common;
 #[path = "common/daemon.rs"]
@@ -45,6 +48,12 @@ fn main() {
     let times = (0..rounds.min(100)).map(|_| cancelled(&sandbox, STUBBORN));
     let worst = print("cancel to gone: a child ignores TERM", times.collect());
     println!("the bound is 1 s: {}", if worst < Duration::from_secs(1) { "p99 holds" } else { "p99 DOES NOT HOLD" });
+
+    let times = (0..rounds.min(50)).map(|_| stopped(&client, true)).collect();
+    print("task stop to gone: it is kept", times);
+    let times = (0..rounds.min(50)).map(|_| stopped(&client, false)).collect();
+    let worst = print("task stop to gone, with its sandbox", times);
+    println!("the bound is 5 s: {}", if worst < Duration::from_secs(5) { "p99 holds" } else { "p99 DOES NOT HOLD" });
 
     sandbox.delete(None).unwrap();
     process.kill().unwrap();
@@ -96,6 +105,25 @@ fn cancelled(sandbox: &SandboxHandle<'_>, script: &str) -> Duration {
         std::thread::sleep(Duration::from_millis(1));
     }
     timed(|| assert_eq!(handle.cancel().unwrap().state, ExecutionState::Cancelled))
+}
+
+/// From the request to the answer, which confirms that everything of it is gone (K2).
+fn stopped(client: &Client, keep_alive: bool) -> Duration {
+    let request = CreateTask { keep_alive, ..CreateTask::of(["/bin/sh", "-c", STUBBORN]).unwrap() };
+    let task = client.run_task(&request, None).unwrap();
+    let id = TaskRef::from(&task.id);
+    // It runs, and has said so.
+    while client.task(&id).unwrap().times.output_at_ms.is_none() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let took = timed(|| {
+        let task = client.stop_task(&id, &StopTask { wait_ms: Some(WaitMs::new(60_000).unwrap()) }).unwrap();
+        assert_eq!(task.state, TaskState::Stopped, "{task:?}");
+    });
+    if keep_alive {
+        client.sandbox(&task.sandbox).delete(None).unwrap();
+    }
+    took
 }
 
 fn print(what: &str, mut times: Vec<Duration>) -> Duration {

@@ -52,8 +52,9 @@ pub struct AskGate {
     pub task: TaskRef,
     /// Of which run of it.
     pub run: RunNumber,
-    /// Which.
-    pub effect: EffectName,
+    /// Which; the only one that it declared, when nothing is said.
+    #[serde(default)]
+    pub effect: Option<EffectName>,
 }
 
 /// An effect that may begin.
@@ -112,6 +113,7 @@ mod tests {
         let read = |text: &str| crate::request::parse::<InsideRequest>(text.as_bytes());
         assert!(read(r#"{"schedule_list": {}}"#).is_ok());
         assert!(read(r#"{"schedule_add": {"cron": "@daily", "argv": ["true"]}}"#).is_ok());
+        assert!(read(r#"{"task_gate": {"task": "tsk_a", "run": 1}}"#).is_ok());
         for wrong in [
             "",
             "null",

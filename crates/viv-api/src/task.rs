@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use viv_core::exec::ExecSpec;
+use viv_core::task::StepChanges;
 use viv_core::{ExecutionId, SandboxId, TaskId};
 
 use crate::bound::{
@@ -110,7 +111,7 @@ pub struct TaskFile {
     pub mode: Option<FileMode>,
 }
 
-/// When a task ends against its will (K4). 0 is never.
+/// When a task ends against its will (K4). 0 is never. When it is continued, what is absent is as it was.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(default, deny_unknown_fields)]
@@ -165,7 +166,8 @@ pub struct MarkTask {
     pub why: Option<Note>,
 }
 
-/// Go on with a task that is over and whose sandbox was kept (K6). What is not said is as it was.
+/// Go on with a task that is over and whose sandbox was kept (K6). What is not said is as it was: without a command the
+/// same steps are run, with what is said of them here. A command that is given brings all of its own.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[cfg_attr(feature = "openapi", schema(example = json!({"argv": ["./agent.sh", "--resume", "now the tests"]})))]
@@ -212,8 +214,22 @@ impl CreateTask {
 impl ContinueTask {
     /// Its steps, as a provider is told them; none are those that it had.
     pub fn to_steps(&self) -> Vec<ExecSpec> {
-        let limit_ms = self.limits.as_ref().and_then(|limits| limits.step_ms).map(TaskMs::get).filter(|ms| *ms > 0);
+        let limit_ms = self.step_ms().filter(|ms| *ms > 0);
         steps(self.argv.as_ref(), &self.steps, (&self.env, self.cwd.as_ref(), self.user.as_ref()), limit_ms)
+    }
+
+    /// What is said anew of those that it had.
+    pub fn to_changes(&self) -> StepChanges {
+        StepChanges {
+            env: self.env.to_map(),
+            cwd: self.cwd.as_ref().map(Path::to_string),
+            user: self.user.as_ref().map(UserName::to_string),
+            limit_ms: self.step_ms(),
+        }
+    }
+
+    fn step_ms(&self) -> Option<u64> {
+        self.limits.as_ref().and_then(|limits| limits.step_ms).map(TaskMs::get)
     }
 }
 
@@ -242,14 +258,12 @@ fn steps(
 }
 
 impl TaskLimits {
-    /// As they hold: what is not said is the default, 0 is none.
-    pub fn to_core(&self) -> viv_core::task::TaskLimits {
-        let or = |said: Option<u64>, default: Option<u64>| said.map_or(default, |said| Some(said).filter(|&n| n > 0));
-        let default = viv_core::task::TaskLimits::default();
-        viv_core::task::TaskLimits {
-            inactivity_ms: or(self.inactivity_ms.map(TaskMs::get), default.inactivity_ms),
-            total_ms: or(self.total_ms.map(TaskMs::get), default.total_ms),
-            reports_max: or(self.reports_max.map(ReportsMax::get), default.reports_max),
+    /// As they are said.
+    pub fn to_core(&self) -> viv_core::task::SaidLimits {
+        viv_core::task::SaidLimits {
+            inactivity_ms: self.inactivity_ms.map(TaskMs::get),
+            total_ms: self.total_ms.map(TaskMs::get),
+            reports_max: self.reports_max.map(ReportsMax::get),
         }
     }
 }

@@ -46,12 +46,12 @@ async fn answer(engine: Engine, asked: FromInside) -> String {
     let Ok(task) = at_work else { return "no task".to_owned() };
     let of = (&task.id, task.run);
     let done = match asked.body.as_str() {
-        "push done" => match engine.gate_inside(&asked, of, EFFECT).await {
+        "push done" => match engine.gate_inside(&asked, of, Some(EFFECT)).await {
             Ok(granted) => engine.effect_ended_inside(&asked, of, &granted.grant, None).await.map(drop),
             Err(error) => Err(error),
         },
-        "deploy" => engine.gate_inside(&asked, of, "deploy").await.map(drop),
-        _ => engine.gate_inside(&asked, of, EFFECT).await.map(drop),
+        "deploy" => engine.gate_inside(&asked, of, Some("deploy")).await.map(drop),
+        _ => engine.gate_inside(&asked, of, Some(EFFECT)).await.map(drop),
     };
     match done {
         Ok(()) => "done".to_owned(),
@@ -142,7 +142,7 @@ impl World<'_> {
                 let task = engine.stop_task(&id, somebody()).await?;
                 return Ok(Told::Stopping(id, task.run));
             }
-            let more = ContinueTask { steps: Vec::new(), limits: None, keep_alive: None, by: somebody() };
+            let more = ContinueTask::as_it_was(somebody());
             engine.continue_task(&id, more).await.map(|_| Told::Done)
         };
         self.ask(deed, None, asked).await

@@ -133,7 +133,7 @@ fn p3_a_task_that_was_written_and_answered_otherwise_is_worked_on() {
         assert_eq!(place.over(&task).await.state, TaskState::Succeeded);
         // And so when it goes on.
         place.fail_after_the_next_write_of_a_task();
-        let again = ContinueTask { steps: Vec::new(), limits: None, keep_alive: None, by: by() };
+        let again = ContinueTask::as_it_was(by());
         assert!(place.engine.continue_task(&task, again).await.is_err(), "its answer was lost");
         let over = place.over(&task).await;
         assert_eq!((over.state, over.run), (TaskState::Succeeded, 2));
@@ -150,7 +150,7 @@ fn p3_a_task_that_goes_on_while_it_is_being_left_is_worked_on() {
         for run in 1..=20 {
             let over = place.over(&task).await;
             assert_eq!((over.state, over.run), (TaskState::Succeeded, run));
-            let again = ContinueTask { steps: Vec::new(), limits: None, keep_alive: None, by: by() };
+            let again = ContinueTask::as_it_was(by());
             place.engine.continue_task(&task, again).await.unwrap();
         }
     });

@@ -10,18 +10,20 @@ use std::time::Duration;
 
 use daemons::{EPOCH_MS, MINUTE, Place, paused};
 use viv_chaos::Rng;
-use viv_core::exec::{ExecSpec, ExecState};
+use viv_core::exec::{ExecSpec, ExecState, OutputEvent};
 use viv_core::lifecycle::{Actor, EntryKind, Phase};
 use viv_core::spec::{Policy, Project, SandboxSpec};
-use viv_core::task::{Came, EffectRule, MakeSandbox, NewTask, Task, TaskCause, TaskLimits, TaskState};
-use viv_core::{SandboxId, TaskId};
+use viv_core::task::{
+    Came, EffectRule, GitSource, MakeSandbox, NewTask, SaidLimits, StepChanges, Task, TaskCause, TaskLimits, TaskState,
+};
+use viv_core::{EndCause, SandboxId, TaskId};
 use viv_engine::{
     ContinueTask, CreateTask, Engine, EngineConfig, EngineError, Failpoint, FromInside, Gate, GateSetting, Inside,
     Which,
 };
 use viv_provider::Provider;
 use viv_provider::conformance::program::Program;
-use viv_store::Store;
+use viv_store::{Cursor, JournalFilter, NewLine, Store};
 
 const RUNS: &str = "/workspace/runs";
 
@@ -40,11 +42,12 @@ async fn answer(engine: Engine, asked: FromInside) -> String {
     let run = engine.task(None, &task).await.unwrap().run;
     let done = match asked.body.as_str() {
         "step" => engine.report_inside(&asked, (&task, run), 1, (None, Some("s".to_owned()))).await.map(drop),
-        "push done" => match engine.gate_inside(&asked, (&task, run), "push").await {
+        "any" => engine.gate_inside(&asked, (&task, run), None).await.map(drop),
+        "push done" => match engine.gate_inside(&asked, (&task, run), Some("push")).await {
             Ok(granted) => engine.effect_ended_inside(&asked, (&task, run), &granted.grant, None).await.map(drop),
             Err(error) => Err(error),
         },
-        _ => engine.gate_inside(&asked, (&task, run), "push").await.map(drop),
+        _ => engine.gate_inside(&asked, (&task, run), Some("push")).await.map(drop),
     };
     match done {
         Ok(()) => "done".to_owned(),
@@ -104,6 +107,28 @@ impl Place {
         }
     }
 
+    /// What a step wrote, in a sandbox that stayed.
+    async fn said(&self, task: &Task, step: usize) -> String {
+        let which = Which::Id(task.sandbox.clone());
+        let handle = self.engine.look_into(&Project::default(), &which, task.generation).await.unwrap();
+        let mut output = handle.attach(&task.executions[step].id, 0, false).await.unwrap();
+        let mut said = Vec::new();
+        while let Some(event) = output.next().await.unwrap() {
+            match event {
+                OutputEvent::Chunk { data, .. } => said.extend(data),
+                OutputEvent::Cut { .. } => {}
+                OutputEvent::End(_) => break,
+            }
+        }
+        String::from_utf8(said).unwrap()
+    }
+
+    /// What the journal says of a task, in order.
+    async fn told(&self, task: &TaskId) -> Vec<NewLine> {
+        let lines = self.store.journal(Cursor(0), &JournalFilter::default(), 100_000).await.unwrap();
+        lines.into_iter().map(|line| line.line).filter(|line| line.data["task"] == task.to_string()).collect()
+    }
+
     /// No execution runs in there.
     async fn assert_quiet(&self, id: &SandboxId) {
         let which = Which::Id(id.clone());
@@ -112,6 +137,10 @@ impl Place {
             assert!(all.iter().all(|one| one.state != ExecState::Running), "{all:?}");
         }
     }
+}
+
+fn go_on() -> ContinueTask {
+    ContinueTask::as_it_was(Actor::part("user"))
 }
 
 fn program(program: &Program) -> ExecSpec {
@@ -200,6 +229,12 @@ fn k2_a_stop_is_carried_out_by_whoever_comes_next() {
                 let over = place.over(&task.id).await;
                 assert_eq!(over.state, TaskState::Stopped, "{point}: {over:#?}");
                 assert_eq!(over.executions.len(), 1, "{point}: no other step began");
+                assert_eq!(
+                    over.executions[0].ended,
+                    Some(ExecState::Cancelled),
+                    "{point}: what was terminated is told"
+                );
+                assert!(!place.provider.is_cut(&over.sandbox), "{point}: what stays has its way out again");
                 place.assert_quiet(&over.sandbox).await;
                 let phase = place.store.get(&over.sandbox).await.unwrap().unwrap().phase;
                 assert_eq!(phase == Phase::Ready, keep_alive, "{point}: {phase:?}");
@@ -220,6 +255,170 @@ fn k2_a_stop_is_legal_before_anything_runs() {
             assert_eq!(over.state, TaskState::Stopped, "{wait_ms}: {over:#?}");
             place.assert_quiet(&over.sandbox).await;
         }
+    });
+}
+
+/// Stopped before its turn, nothing is done in the sandbox: not by one that was never in there, and not by one that was
+/// in a run before, and knows the generation.
+#[test]
+fn k2_a_stop_of_one_that_waits_leaves_the_one_at_work_alone() {
+    paused(async {
+        let place = Place::beginning(50, hearing(|_| {})).await;
+        let earlier = place.run(NewTask { keep_alive: true, ..place.new_task(vec![append()]) }).await;
+        let sandbox = place.over(&earlier.id).await.sandbox;
+        let here = |steps| NewTask { sandbox: Some(sandbox.clone()), make: None, ..place.new_task(steps) };
+        let at_work = place.run(NewTask { keep_alive: true, ..here(vec![sleep(30), append()]) }).await;
+        place.running(&at_work.id).await;
+        let waits = place.run(here(vec![sleep(1)])).await;
+        let more = ContinueTask { keep_alive: Some(false), ..go_on() };
+        place.engine.continue_task(&earlier.id, more).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        for id in [&waits.id, &earlier.id] {
+            assert_eq!(place.task(id).await.state, TaskState::Queued);
+            place.engine.stop_task(id, Actor::part("user")).await.unwrap();
+            let over = place.over(id).await;
+            assert_eq!((over.state, over.times.taken_up_at_ms), (TaskState::Stopped, None), "{over:#?}");
+            assert!(!place.provider.is_cut(&sandbox), "{over:#?}");
+            assert_eq!(place.store.get(&sandbox).await.unwrap().unwrap().phase, Phase::Ready, "{over:#?}");
+        }
+        let done = place.over(&at_work.id).await;
+        assert_eq!(done.state, TaskState::Succeeded, "{done:#?}");
+        assert_eq!(place.ran(&sandbox).await, 2);
+    });
+}
+
+#[test]
+fn k2_what_is_kept_has_its_way_out_again_or_ends() {
+    for (failures, stays) in [(0, true), (2, true), (1_000, false)] {
+        paused(async {
+            let place = Place::beginning(50, hearing(|_| {})).await;
+            let task = place.run(NewTask { keep_alive: true, ..place.new_task(vec![sleep(1_000)]) }).await;
+            place.running(&task.id).await;
+            place.provider.fail_connects(failures);
+            place.engine.stop_task(&task.id, Actor::part("user")).await.unwrap();
+            let over = place.over(&task.id).await;
+            assert_eq!(over.state, TaskState::Stopped, "{over:#?}");
+            assert!(over.times.cut_at_ms <= over.times.killed_at_ms && over.times.cut_at_ms.is_some(), "{over:#?}");
+            let phase = place.store.get(&over.sandbox).await.unwrap().unwrap().phase;
+            assert_eq!(phase == Phase::Ready, stays, "{failures}: {phase:?}");
+            assert!(!place.provider.is_cut(&over.sandbox), "{failures}");
+            let more = ContinueTask { steps: vec![append()], ..go_on() };
+            place.engine.continue_task(&task.id, more).await.unwrap();
+            let again = place.over(&task.id).await;
+            let came = if stays { Came::Reused } else { Came::Recreated };
+            assert_eq!((again.state, again.came), (TaskState::Succeeded, Some(came)), "{failures}: {again:#?}");
+            assert!(!place.provider.is_cut(&again.sandbox), "{failures}");
+        });
+    }
+}
+
+#[test]
+fn k1_what_is_lost_or_cannot_be_prepared_ends_so() {
+    paused(async {
+        let place = Place::beginning(50, hearing(|_| {})).await;
+        let task = place.run(place.new_task(vec![sleep(1_000)])).await;
+        let sandbox = place.running(&task.id).await.sandbox;
+        assert!(place.provider.crash(&sandbox, EndCause::Signalled { signal: 9 }));
+        let lost = place.over(&task.id).await;
+        let cause = lost.ending.as_ref().unwrap().cause;
+        assert_eq!((lost.state, cause), (TaskState::Lost, TaskCause::SandboxLost), "{lost:#?}");
+        assert!(matches!(lost.executions[0].ended, Some(ExecState::Lost { .. })), "{lost:#?}");
+        // Nothing in there knows how to clone.
+        let source = Some(GitSource { url: "/none".to_owned(), reference: None, path: "/workspace/source".to_owned() });
+        let task = place.run(NewTask { source, ..place.new_task(vec![append()]) }).await;
+        let failed = place.over(&task.id).await;
+        let ending = failed.ending.as_ref().unwrap();
+        assert_eq!((failed.state, ending.cause), (TaskState::Failed, TaskCause::NotPrepared), "{failed:#?}");
+        assert!(ending.message.as_ref().unwrap().contains("cannot be cloned"), "{failed:#?}");
+        assert_eq!(failed.executions.iter().filter(|one| one.step.is_some()).count(), 0, "no step began");
+    });
+}
+
+#[test]
+fn k6_what_is_not_said_when_it_goes_on_is_as_it_was() {
+    paused(async {
+        let place = Place::beginning(50, hearing(|_| {})).await;
+        let limits = TaskLimits { inactivity_ms: Some(7_000), total_ms: Some(600_000), reports_max: None };
+        let task = place.run(NewTask { limits, keep_alive: true, ..place.new_task(vec![append(), append()]) }).await;
+        let first = place.over(&task.id).await;
+        let said = SaidLimits { total_ms: Some(500_000), ..SaidLimits::default() };
+        let env = [("MODE".to_owned(), "resume".to_owned())].into();
+        let changes = StepChanges { env, limit_ms: Some(9_000), ..StepChanges::default() };
+        let more = ContinueTask { changes, limits: said, ..go_on() };
+        place.engine.continue_task(&task.id, more).await.unwrap();
+        let second = place.over(&task.id).await;
+        assert_eq!(second.limits, TaskLimits { total_ms: Some(500_000), ..limits });
+        assert_eq!(second.steps.len(), 2);
+        for (step, before) in second.steps.iter().zip(&first.steps) {
+            assert_eq!((&step.argv, step.limit_ms), (&before.argv, Some(9_000)));
+            assert_eq!(step.env.get("MODE").map(String::as_str), Some("resume"));
+        }
+        assert_eq!((second.state, place.ran(&second.sandbox).await), (TaskState::Succeeded, 4));
+    });
+}
+
+#[test]
+fn k5_the_gate_takes_the_only_effect_that_there_is_and_none_of_several() {
+    paused(async {
+        let place = Place::beginning(50, hearing(|_| {})).await;
+        let ask = place.provider.ask_spec("any");
+        let one = place.run(place.new_task(vec![ask.clone()])).await;
+        let granted = place.over(&one.id).await.grants;
+        assert_eq!(granted.iter().map(|grant| grant.effect.as_str()).collect::<Vec<_>>(), ["push"]);
+        let rule = |name: &str| EffectRule { name: name.to_owned(), repeatable: false };
+        for effects in [vec![], vec![rule("push"), rule("deploy")]] {
+            let task = place.run(NewTask { effects, keep_alive: true, ..place.new_task(vec![ask.clone()]) }).await;
+            let over = place.over(&task.id).await;
+            assert_eq!(over.grants, [], "{over:#?}");
+            let said = place.said(&over, 0).await;
+            let names = over.effects.iter().all(|rule| said.contains(&rule.name));
+            assert!(names && (over.effects.is_empty() == (said.trim() == "Undeclared")), "{said}");
+        }
+    });
+}
+
+/// Whoever reads what a task writes goes away, and comes back minutes later, to this daemon or the next one; and whoever
+/// stays hears the end.
+#[test]
+fn x2_incident_16_output_is_taken_up_again_after_more_than_two_minutes() {
+    paused(async {
+        let mut place = Place::beginning(50, hearing(|_| {})).await;
+        let limits = TaskLimits { inactivity_ms: None, total_ms: None, reports_max: None };
+        let numbers = 20 * 60 * 20;
+        let ticks = program(&Program::Tick { count: numbers });
+        let task = place.run(NewTask { limits, keep_alive: true, ..place.new_task(vec![ticks]) }).await;
+        let task = place.running(&task.id).await;
+        let mut read = Vec::new();
+        for round in 0..3 {
+            if round == 2 {
+                place.followed(Duration::from_secs(1), hearing(|_| {})).await;
+            }
+            let which = Which::Id(task.sandbox.clone());
+            let handle = place.engine.look_into(&Project::default(), &which, task.generation).await.unwrap();
+            let mut output = handle.attach(&task.executions[0].id, read.len() as u64, true).await.unwrap();
+            let until = tokio::time::Instant::now() + 3 * MINUTE;
+            loop {
+                match output.next().await.unwrap() {
+                    Some(OutputEvent::Chunk { offset, data, .. }) => {
+                        assert_eq!(offset, read.len() as u64, "round {round}");
+                        read.extend(data);
+                    }
+                    Some(OutputEvent::End(status)) => {
+                        assert_eq!((status.state, round), (ExecState::Exited { code: 0 }, 2));
+                        break;
+                    }
+                    other => panic!("round {round}: {other:?}"),
+                }
+                // The first two leave, after more than two minutes; the last one stays to the end.
+                if round < 2 && tokio::time::Instant::now() >= until {
+                    break;
+                }
+            }
+            drop(output);
+            tokio::time::sleep(3 * MINUTE).await;
+        }
+        let said = String::from_utf8(read).unwrap();
+        assert!(said.lines().map(|line| line.parse::<u64>().unwrap()).eq(0..numbers));
     });
 }
 
@@ -303,10 +502,23 @@ fn k5_of_an_effect_of_which_nobody_heard_it_is_said_that_it_is_unknown() {
         let done = place.run(place.new_task(vec![ask("push done"), ask("push done")])).await;
         let done = place.over(&done.id).await;
         assert_eq!((done.state, done.grants.len()), (TaskState::Succeeded, 1), "{done:#?}");
+        // Each effect is in the journal with what came of it, and so is the end of what ran.
+        let lines = place.told(&done.id).await;
+        let of = |kind: &str| lines.iter().filter(|line| line.kind == kind).map(|line| &line.data).collect::<Vec<_>>();
+        let (granted, ended) = (of("task.effect_granted"), of("task.effect_ended"));
+        assert_eq!((granted.len(), ended.len()), (1, 1), "{lines:#?}");
+        assert_eq!((&granted[0]["effect"], &ended[0]["effect"]), (&"push".into(), &"push".into()));
+        assert_eq!((&ended[0]["grant"], &ended[0]["result"]["outcome"]), (&granted[0]["grant"], &"done".into()));
+        let killed = of("task.killed");
+        assert_eq!((killed.len(), &killed[0]["executions"]), (1, &2.into()), "{killed:#?}");
+        assert_eq!(killed[0]["ended"].as_array().unwrap().len(), 2);
         let unknown = place.run(NewTask { keep_alive: true, ..place.new_task(vec![ask("push")]) }).await;
         let unknown = place.over(&unknown.id).await;
         assert_eq!(unknown.state, TaskState::EffectUnknown, "{unknown:#?}");
-        let more = ContinueTask { steps: vec![ask("push")], limits: None, keep_alive: None, by: Actor::part("user") };
+        let lines = place.told(&unknown.id).await;
+        let ended = lines.iter().find(|line| line.kind == "task.effect_ended").unwrap();
+        assert_eq!(ended.data["result"]["outcome"], "unknown");
+        let more = ContinueTask { steps: vec![ask("push")], ..go_on() };
         place.engine.continue_task(&unknown.id, more).await.unwrap();
         let again = place.over(&unknown.id).await;
         assert_eq!((again.state, again.grants.len()), (TaskState::Succeeded, 1), "it is not granted again: {again:#?}");

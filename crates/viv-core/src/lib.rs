@@ -13,6 +13,7 @@ pub mod file;
 pub mod hook;
 pub mod id;
 pub mod identity;
+pub mod inside;
 pub mod lifecycle;
 pub mod limits;
 pub mod planted;

@@ -297,6 +297,62 @@ impl Default for TaskLimits {
     }
 }
 
+/// Limits as somebody says them: 0 is never, and what is not said is as it was.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SaidLimits {
+    /// Silent for so long.
+    pub inactivity_ms: Option<u64>,
+    /// In all.
+    pub total_ms: Option<u64>,
+    /// So many steps reported.
+    pub reports_max: Option<u64>,
+}
+
+impl SaidLimits {
+    /// What holds then.
+    #[must_use]
+    pub fn over(self, before: TaskLimits) -> TaskLimits {
+        TaskLimits {
+            inactivity_ms: said_over(self.inactivity_ms, before.inactivity_ms),
+            total_ms: said_over(self.total_ms, before.total_ms),
+            reports_max: said_over(self.reports_max, before.reports_max),
+        }
+    }
+}
+
+/// 0 is none.
+fn said_over(said: Option<u64>, before: Option<u64>) -> Option<u64> {
+    said.map_or(before, |said| Some(said).filter(|&said| said > 0))
+}
+
+/// What is said anew of steps that stay; what is not said is as it was.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StepChanges {
+    /// Added to what they have.
+    pub env: BTreeMap<String, String>,
+    /// Where they start.
+    pub cwd: Option<String>,
+    /// As whom.
+    pub user: Option<String>,
+    /// How long each may take; 0 is never.
+    pub limit_ms: Option<u64>,
+}
+
+impl StepChanges {
+    /// The steps as they are then.
+    pub fn of(&self, steps: &[ExecSpec]) -> Vec<ExecSpec> {
+        let changed = |step: &ExecSpec| {
+            let mut step = step.clone();
+            step.env.extend(self.env.clone());
+            step.cwd = self.cwd.clone().or(step.cwd);
+            step.user = self.user.clone().or(step.user);
+            step.limit_ms = said_over(self.limit_ms, step.limit_ms);
+            step
+        };
+        steps.iter().map(changed).collect()
+    }
+}
+
 /// Something that a task may do to the world.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EffectRule {

@@ -97,7 +97,8 @@ async fn step(engine: &Engine, asked: &FromInside, report: ReportStep) -> Result
 }
 
 async fn grant(engine: &Engine, asked: &FromInside, gate: &AskGate) -> Result<GateGrant, Refusal> {
-    let granted = engine.gate_inside(asked, (&gate.task.id(), run_of(gate.run)), gate.effect.as_str()).await?;
+    let effect = gate.effect.as_ref().map(viv_api::bound::EffectName::as_str);
+    let granted = engine.gate_inside(asked, (&gate.task.id(), run_of(gate.run)), effect).await?;
     Ok(GateGrant { grant: granted.grant.to_string(), env: granted.credentials })
 }
 

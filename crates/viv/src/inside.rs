@@ -4,6 +4,8 @@ use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 
+use viv_core::inside::InsideVerb;
+
 /// The command of those inside, which reaches the daemon through the sandbox's agent.
 const INSIDE: &str = "/.vivarium/bin/viv";
 
@@ -17,8 +19,17 @@ pub(crate) fn hand_over() {
 }
 
 fn is_meant(arguments: &[OsString], has_url: bool) -> bool {
-    let mut words = arguments.iter().filter_map(|word| word.to_str()).skip_while(|word| *word == "--json");
-    !has_url && words.next() == Some("schedule") && !words.any(|word| word.starts_with("--url"))
+    let mut words = arguments.iter().filter_map(|word| word.to_str());
+    let verb = loop {
+        match words.next() {
+            Some("--json") => {}
+            Some("--wait") => drop(words.next()),
+            Some(word) if word.starts_with("--wait=") => {}
+            word => break word.and_then(InsideVerb::of),
+        }
+    };
+    // What means nothing outside is meant for inside, whatever follows: that is the command behind the gate.
+    verb.is_some_and(|verb| !verb.is_outside() || !has_url && !words.any(|word| word.starts_with("--url")))
 }
 
 #[cfg(test)]
@@ -28,8 +39,19 @@ mod tests {
     #[test]
     fn only_what_can_be_asked_inside_is_handed_over() {
         let meant = |line: &str| is_meant(&line.split(' ').map(OsString::from).collect::<Vec<_>>(), false);
-        assert!(meant("schedule ls") && meant("--json schedule ls"));
+        assert!(meant("schedule ls") && meant("--json schedule ls") && meant("--wait 5s --json schedule ls"));
         assert!(!meant("ps") && !meant("exec box schedule") && !meant("schedule ls --url http://x"));
         assert!(!is_meant(&["schedule".into()], true));
+    }
+
+    #[test]
+    fn k5_whatever_the_agent_of_a_task_says_is_handed_over() {
+        let meant = |line: &str| is_meant(&line.split(' ').map(OsString::from).collect::<Vec<_>>(), true);
+        assert!(meant("step --session one begun") && meant("--wait=5s step"));
+        assert!(meant("gate -- curl --url http://x") && meant("gate --effect push git push"));
+        assert!(!meant("exec box gate"));
+        for verb in InsideVerb::ALL {
+            assert!(is_meant(&[verb.as_str().into()], false), "{verb:?}");
+        }
     }
 }

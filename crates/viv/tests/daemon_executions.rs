@@ -24,8 +24,17 @@ use viv_core::{ExecutionId, SandboxId};
 /// Longer than anything here waits in a queue for its turn.
 const QUEUE_MS: u64 = 120_000;
 
-/// A silent agent is noticed after a time limit has passed, and given up after several looks.
-const SILENCE: Duration = Duration::from_secs(120);
+/// The longest time limit of those that are not to stay, and how long after it the daemon asks for the end of one.
+const LIMITED: Duration = Duration::from_secs(4 + 5);
+
+/// A silent agent is asked three times, each for the 10 s of a call, 5 s apart; then its sandbox ends (X3).
+const SILENT: Duration = Duration::from_secs(3 * 10 + 2 * 5);
+
+/// A loaded machine takes longer for all of it.
+const LOADED: u32 = 2;
+
+/// So long for the sandbox itself to be ended and saved.
+const SAVED: Duration = Duration::from_secs(15);
 
 fn sh(script: &str) -> StartExecution {
     StartExecution::of(["/bin/sh", "-c", script]).unwrap()
@@ -315,9 +324,10 @@ fn of_every_kind(daemon: &Daemon, id: &SandboxId) -> Vec<ExecutionId> {
     requests.iter().map(|request| daemon.sandbox(id).start(request, None).unwrap().id).collect()
 }
 
-/// Each of them ends, and says why, though nobody looks at it in particular: the list of all is told by rows.
+/// Each of them ends, and says why, though nobody looks at it in particular: the list of all is told by rows. An agent
+/// that is there, or is known not to be, is not asked in vain.
 fn assert_each_ends_with_a_cause(daemon: &Daemon, executions: &[ExecutionId]) {
-    let until = Instant::now() + SILENCE;
+    let until = Instant::now() + LOADED * (LIMITED + SAVED);
     for execution in executions {
         let end = loop {
             let now = listed(daemon, execution);
@@ -380,7 +390,7 @@ fn x1_nothing_runs_past_its_deadline_with_an_agent_that_stands_still() {
     let agent = daemon.host(&id).agent_pid.unwrap();
     kill(agent, Signal::STOP);
     // Nobody looks at it in particular: the list of all is told by rows.
-    let until = Instant::now() + SILENCE;
+    let until = Instant::now() + LOADED * (LIMITED + SILENT + SAVED);
     while !listed(&daemon, &runs.id).state.is_final() {
         assert!(Instant::now() < until, "it runs on: {:?}\n{}", listed(&daemon, &runs.id), daemon.said());
         std::thread::sleep(Duration::from_millis(200));
@@ -392,6 +402,75 @@ fn x1_nothing_runs_past_its_deadline_with_an_agent_that_stands_still() {
     daemon.sandbox(&id).ensure(&EnsureSandbox::default()).unwrap();
     daemon.wait_for(&id, "it is ready", |sandbox| sandbox.status == Status::Ready);
     assert_eq!(run(&daemon.sandbox(&id), "cat /root/kept").0, "precious\n");
+    daemon.remove(&id);
+    daemon.assert_nothing_left();
+}
+
+#[test]
+fn x2_the_command_line_leaves_takes_up_lists_and_ends_commands() {
+    let daemon = Daemon::start();
+    let id = named(&daemon, "box").id;
+    let viv = |arguments: &[&str]| {
+        let done = daemon.viv().args(arguments).output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (done.status.code(), text(done.stdout), text(done.stderr))
+    };
+    // Left behind, and taken up again: all of it, and parts of it.
+    let script =
+        "for n in 1 2 3; do echo line $n; done; while [ ! -e /tmp/go ]; do sleep 0.05; done; echo last; exit 7";
+    let (code, out, error) = viv(&["exec", "--detach", "box", "/bin/sh", "-c", script]);
+    assert_eq!(code, Some(0), "{error}");
+    let left = out.trim().to_owned();
+    let read = |more: &[&str]| viv(&[&["attach", "--no-follow"], more, &["box", &left]].concat()).1;
+    eventually("it wrote", || read(&[]) == "line 1\nline 2\nline 3\n");
+    assert_eq!(read(&["--offset", "7"]), "line 2\nline 3\n");
+    assert_eq!(read(&["--tail", "1"]), "line 3\n");
+    assert_eq!(read(&["--search", "line 2"]), "line 2\n");
+    assert_eq!(read(&["--since", "1h"]).lines().count(), 3);
+
+    // One that waits for a place is started by itself, or taken back before that.
+    let blocker = daemon.sandbox(&id).start(&sh("while [ ! -e /tmp/go ]; do sleep 0.05; done"), None).unwrap();
+    let waiting = std::thread::scope(|scope| {
+        let waits = |word: &'static str| {
+            let queue = ["exec", "--queue", "2m", "--running-max", "1", "box", "echo", word];
+            scope.spawn(move || viv(&queue))
+        };
+        let (taken_back, started) = (waits("never"), waits("started"));
+        let queued = || viv(&["executions", "--all", "--state", "queued"]).1;
+        eventually("both wait", || queued().contains("never") && queued().contains("started"));
+        let row = queued().lines().find(|line| line.contains("never")).unwrap().to_owned();
+        let first = row.split_whitespace().find(|word| word.starts_with(ExecutionId::PREFIX)).unwrap().to_owned();
+        let (code, out, error) = viv(&["cancel", "box", &first]);
+        assert_eq!(code, Some(0), "{out}{error}");
+        let taken_back = taken_back.join().unwrap();
+        assert!(taken_back.0 != Some(0) && taken_back.1.is_empty(), "{taken_back:?}");
+        run(&daemon.sandbox(&id), "touch /tmp/go");
+        started.join().unwrap()
+    });
+    assert_eq!((waiting.0, waiting.1.as_str()), (Some(0), "started\n"), "{}", waiting.2);
+    assert_eq!(ended(&daemon, &id, &blocker.id).exit_code, Some(0));
+    // Who attaches hears the rest, and exits as it did.
+    let (code, out, error) = viv(&["attach", "--offset", "21", "box", &left]);
+    assert_eq!((code, out.as_str()), (Some(7), "last\n"), "{error}");
+
+    // A signal reaches the first process, which decides; a cancel leaves nothing.
+    let (_, out, _) =
+        viv(&["exec", "-d", "box", "/bin/sh", "-c", "trap 'exit 9' USR1; echo set; while :; do sleep 0.05; done"]);
+    let heeds = out.trim().to_owned();
+    eventually("it listens", || viv(&["attach", "--no-follow", "box", &heeds]).1 == "set\n");
+    let (code, _, error) = viv(&["kill", "--signal", "USR1", "box", &heeds]);
+    assert_eq!(code, Some(0), "{error}");
+    assert_eq!(ended(&daemon, &id, &heeds.parse().unwrap()).exit_code, Some(9));
+    let (_, out, _) = viv(&["exec", "-d", "box", "sleep", "1000"]);
+    let sleeps = out.trim().to_owned();
+    assert_eq!(viv(&["cancel", "box", &sleeps]).0, Some(0));
+    let (_, of_box, _) = viv(&["executions", "box"]);
+    for one in [&left, &heeds, &sleeps] {
+        assert!(of_box.contains(one.as_str()), "{one}: {of_box}");
+    }
+    let (_, cancelled, _) = viv(&["executions", "--all", "--state", "cancelled"]);
+    assert!(cancelled.contains(&sleeps) && !cancelled.contains(&heeds), "{cancelled}");
+    assert_eq!(viv(&["attach", "box", "exe_none"]).0, Some(125), "not the code of any command");
     daemon.remove(&id);
     daemon.assert_nothing_left();
 }

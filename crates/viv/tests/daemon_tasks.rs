@@ -5,14 +5,16 @@ mod support;
 
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use support::daemon::{Daemon, PATIENCE, run};
+use support::held::unmount_root;
 use support::restart::{Freezer, FreezerKind, House};
 use viv_api::bound::{
     Argument, Argv, CommandEnv, EffectName, IdempotencyKey, LifetimeMs, ReportsMax, SandboxRef, TaskEffects, TaskFiles,
     TaskMs, TaskRef, TaskSteps, WaitMs,
 };
 use viv_api::client::Client;
-use viv_api::execution::OutputLine;
+use viv_api::execution::{ExecutionState, OutputLine};
 use viv_api::query::{ListEvents, ListTasks};
 use viv_api::sandbox::{CreatePolicy, CreateSandbox, EnsureSandbox, Status};
 use viv_api::task::{
@@ -41,7 +43,7 @@ echo "session before: ${VIV_TASK_SESSION:-none}"
 for count in $(seq "${WORK:-1}"); do echo "working $count"; viv step; sleep 0.1; done
 echo "$VIV_TASK_RUN" >> file
 git commit -q -a -m "run $VIV_TASK_RUN"
-viv gate --effect push -- git push -q origin main
+viv gate -- git push -q origin main
 echo pushed
 "#;
 
@@ -57,20 +59,23 @@ fn sandbox(daemon: &Daemon, name: &str) -> SandboxId {
     id
 }
 
-/// The agent as a task in this sandbox.
-fn agent(sandbox: &SandboxId, work: &str) -> CreateTask {
-    let source = TaskSource { git: "/srv/origin.git".parse().unwrap(), reference: None, path: None };
-    let file = TaskFile {
+fn agent_file() -> TaskFile {
+    TaskFile {
         path: "/opt/agent.sh".parse().unwrap(),
         text: AGENT.parse().unwrap(),
         mode: Some("0755".parse().unwrap()),
-    };
+    }
+}
+
+/// The agent as a task in this sandbox.
+fn agent(sandbox: &SandboxId, work: &str) -> CreateTask {
+    let source = TaskSource { git: "/srv/origin.git".parse().unwrap(), reference: None, path: None };
     CreateTask {
         sandbox: Some(SandboxRef::from(sandbox)),
         argv: Some(words(&["/opt/agent.sh"])),
         env: CommandEnv::new([("WORK".parse().unwrap(), work.parse().unwrap())].into()).unwrap(),
         source: Some(source),
-        files: TaskFiles::new(vec![file]).unwrap(),
+        files: TaskFiles::new(vec![agent_file()]).unwrap(),
         effects: push(),
         ..CreateTask::default()
     }
@@ -179,6 +184,8 @@ fn k2_stopped_in_the_middle_nothing_is_pushed() {
     assert_eq!(stopped.state, TaskState::Stopped, "{stopped:#?}");
     assert_eq!(stopped.ending.as_ref().unwrap().cause, "user_stop");
     assert!(stopped.times.killed_at_ms.is_some() && stopped.times.confirmed_at_ms.is_some());
+    // The answer says what was terminated.
+    assert_eq!(stopped.steps[0].ended, Some(ExecutionState::Cancelled), "{stopped:#?}");
     // Everything of it is gone when that is said.
     assert_eq!(daemon.sandbox(&id).get().unwrap().status, Status::Hibernated);
     assert!(daemon.instances().is_empty());
@@ -191,6 +198,31 @@ fn k2_stopped_in_the_middle_nothing_is_pushed() {
     let refused = client.continue_task(&TaskRef::from(&task.id), &ContinueTask::default()).unwrap_err();
     assert!(refused.to_string().contains("not kept"), "{refused}");
     daemon.remove(&id);
+    daemon.assert_nothing_left();
+}
+
+/// It cannot be shown that anything ended, so the sandbox goes, kept or not (X3), and at once: asking again and again would
+/// take longer than a stop may.
+#[test]
+fn k2_a_stop_does_not_wait_for_an_agent_that_stands_still() {
+    let daemon = Daemon::start();
+    let client = daemon.client();
+    for (keep_alive, tries) in [(false, 1), (true, 2)] {
+        let argv = Some(words(&["sleep", "1000"]));
+        let task = CreateTask { argv, keep_alive, limits: limits(0, 0), ..CreateTask::default() };
+        let task = client.run_task(&task, None).unwrap();
+        let task = until(client, &task, "it runs", |now| now.times.started_at_ms.is_some());
+        let agent = daemon.host(&task.sandbox).agent_pid.unwrap();
+        support::kill(agent, Signal::STOP);
+        let stopped = stop(client, &task);
+        assert_eq!(stopped.state, TaskState::Stopped, "{stopped:#?}");
+        assert_eq!(stopped.steps[0].ended, Some(ExecutionState::Lost), "{stopped:#?}");
+        assert!(!support::is_alive(agent) && daemon.instances().is_empty(), "{stopped:#?}");
+        let took_ms = stopped.times.confirmed_at_ms.unwrap() - stopped.stop.as_ref().unwrap().at_ms;
+        eprintln!("with keep_alive {keep_alive}: confirmed {took_ms} ms after the stop");
+        assert_eq!(daemon.said().matches("could not be ended yet").count(), tries, "it was asked once for each");
+        daemon.remove(&task.sandbox);
+    }
     daemon.assert_nothing_left();
 }
 
@@ -269,27 +301,48 @@ fn k6_kept_alive_and_expired_meanwhile_it_is_recreated() {
     let client = daemon.client();
     let policy = CreatePolicy { lifetime_ms: Some(LifetimeMs::new(3_600_000).unwrap()), ..CreatePolicy::default() };
     let create = Some(Box::new(CreateSandbox { policy, ..CreateSandbox::default() }));
-    let steps = TaskSteps::new(vec![shell("viv step --session first; echo kept > /workspace/file")]).unwrap();
-    let task = client.run_task(&CreateTask { create, steps, keep_alive: true, ..CreateTask::default() }, None).unwrap();
+    // All of it is inside, so that what was saved, and what was not, can be told from each other.
+    let origin = shell(&format!("[ -e /srv/origin.git ] || {{ {ORIGIN}\n}}"));
+    let agent = shell(
+        "set -e; [ -e /workspace/source ] || git clone -q /srv/origin.git /workspace/source
+         cd /workspace/source && exec /opt/agent.sh",
+    );
+    let request = CreateTask {
+        create,
+        steps: TaskSteps::new(vec![origin, agent]).unwrap(),
+        files: TaskFiles::new(vec![agent_file()]).unwrap(),
+        effects: push(),
+        keep_alive: true,
+        ..CreateTask::default()
+    };
+    let task = client.run_task(&request, None).unwrap();
     let first = over(client, &task);
-    assert_eq!((first.state, first.session.as_deref()), (TaskState::Succeeded, Some("first")), "{first:#?}");
+    assert_eq!((first.state, first.session.as_deref()), (TaskState::Succeeded, Some("session-1")), "{first:#?}");
+    assert_eq!(commits(&daemon, &first.sandbox), 2);
     // Its deadline passes: what is persistent is saved, and is not there.
     let deadline = viv_api::sandbox::ExtendSandbox::ExactlyMs(LifetimeMs::new(1_000).unwrap());
     daemon.sandbox(&first.sandbox).extend(deadline).unwrap();
     daemon.wait_for(&first.sandbox, "it expires", |now| now.status == Status::Hibernated);
-    let steps = TaskSteps::new(vec![shell("cat /workspace/file; echo ${VIV_TASK_SESSION:-none}")]).unwrap();
-    client.continue_task(&TaskRef::from(&task.id), &ContinueTask { steps, ..ContinueTask::default() }).unwrap();
-    let second = until(client, &task, "it is over again", |now| now.run == 2 && now.state.is_final());
-    assert_eq!((second.state, second.came), (TaskState::Succeeded, Some(TaskCame::Recreated)), "{second:#?}");
-    assert_eq!((said(client, &second, 0).as_str(), second.session.as_deref()), ("kept\nnone\n", None));
+    let again = |run: u32| {
+        client.continue_task(&TaskRef::from(&task.id), &ContinueTask::default()).unwrap();
+        let over = until(client, &task, "it is over again", |now| now.run == run && now.state.is_final());
+        assert_eq!((over.state, over.came), (TaskState::Succeeded, Some(TaskCame::Recreated)), "{over:#?}");
+        let said = said(client, &over, 1);
+        assert!(said.contains("session before: none"), "{said}");
+        over
+    };
+    let second = again(2);
+    assert_eq!(commits(&daemon, &second.sandbox), 3, "what was pushed before is there");
+    // Broken, and said to be ready still: it is probed before it is used again (K6).
+    unmount_root(&daemon.host(&second.sandbox));
+    let third = again(3);
+    assert_ne!((&third.sandbox, third.generation), (&second.sandbox, second.generation));
     // Deleted, there is nothing to begin with but what it is made of.
-    daemon.remove(&second.sandbox);
-    let steps = TaskSteps::new(vec![shell("test ! -e /workspace/file")]).unwrap();
-    client.continue_task(&TaskRef::from(&task.id), &ContinueTask { steps, ..ContinueTask::default() }).unwrap();
-    let third = until(client, &task, "it is over again", |now| now.run == 3 && now.state.is_final());
-    assert_eq!((third.state, third.came), (TaskState::Succeeded, Some(TaskCame::Recreated)), "{third:#?}");
-    assert_ne!(third.sandbox, second.sandbox);
     daemon.remove(&third.sandbox);
+    let last = again(4);
+    assert_ne!(last.sandbox, third.sandbox);
+    assert_eq!(commits(&daemon, &last.sandbox), 2, "all of it began anew");
+    daemon.remove(&last.sandbox);
     daemon.assert_nothing_left();
 }
 
@@ -299,9 +352,8 @@ fn k4_a_stalling_agent_ends_as_inactive() {
     let id = sandbox(&daemon, "box");
     let stalls = CreateTask {
         limits: limits(3_000, 0),
-        argv: Some(words(&["sh", "-c", "echo begin; trap '' TERM; sleep 1000"])),
-        effects: push(),
-        ..in_sandbox(&id)
+        argv: Some(words(&["sh", "-c", "echo begin; trap '' TERM; sleep 1000; WORK=1 exec /opt/agent.sh"])),
+        ..agent(&id, "1")
     };
     let ended = over(daemon.client(), &daemon.client().run_task(&stalls, None).unwrap());
     assert_eq!((ended.state, ended.ending.as_ref().unwrap().cause.as_str()), (TaskState::Inactive, "inactivity"));
@@ -319,6 +371,7 @@ fn k4_a_stalling_agent_ends_as_inactive() {
     };
     let ended = over(daemon.client(), &daemon.client().run_task(&speaks, None).unwrap());
     assert_eq!(ended.state, TaskState::Succeeded, "{ended:#?}");
+    assert_eq!(commits(&daemon, &id), 1, "nothing was pushed by who stalled");
     daemon.remove(&id);
     daemon.assert_nothing_left();
 }
@@ -332,6 +385,7 @@ fn k5_credentials_are_handed_out_behind_the_gate_only() {
         echo \"outside: ${TOKEN:-nothing}\"
         viv gate --effect push -- sh -c 'test ${#TOKEN} = 12 && echo inside' || exit 9
         viv gate --effect push -- true; echo \"again: $?\"
+        viv gate -- true 2>&1 | grep -o 'push, note'
         viv gate --effect deploy -- touch /workspace/deployed; echo \"undeclared: $?\"
         viv gate --effect note -- sh -c 'exit 5'; echo \"failed: $?\"
         viv gate --effect note -- true; echo \"tried again: $?\"";
@@ -351,7 +405,7 @@ fn k5_credentials_are_handed_out_behind_the_gate_only() {
         .collect();
     assert_eq!(
         lines,
-        ["outside: nothing", "inside", "again: 4", "undeclared: 4", "failed: 5", "tried again: 0"],
+        ["outside: nothing", "inside", "again: 4", "push, note", "undeclared: 4", "failed: 5", "tried again: 0"],
         "{output}"
     );
     assert_eq!(done.state, TaskState::Succeeded);
@@ -377,6 +431,9 @@ fn races() -> usize {
 /// How many are on their way at once, each in a sandbox of its own.
 const ABREAST: usize = 8;
 
+/// Of those, so many have a sandbox that ends with each task, and is saved.
+const ENDING: usize = 2;
+
 /// How long after they all run the last stop is given, and the daemon dies if it does.
 const WITHIN_MS: u64 = 1_200;
 
@@ -391,44 +448,70 @@ impl Draw {
     }
 }
 
-/// The races of this sandbox whose effect has begun: it writes its number first of all.
-fn begun(client: &Client, sandbox: &SandboxId) -> Vec<usize> {
-    let (said, ended) = run(&client.sandbox(sandbox), "cat /root/effects 2>/dev/null; true");
-    assert_eq!(ended.exit_code, Some(0), "{said}");
-    said.lines().map(|line| line.parse().unwrap()).collect()
+/// What an effect wrote: first of all that it begins, last of all that it is done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Mark {
+    race: usize,
+    is_end: bool,
+    at_ms: u64,
 }
 
-fn times(races: &[usize], race: usize) -> usize {
-    races.iter().filter(|one| **one == race).count()
+/// What the effects of this sandbox wrote, which is brought back if it ended with its task.
+fn marks(client: &Client, sandbox: &SandboxId) -> Vec<Mark> {
+    client.sandbox(sandbox).ensure(&EnsureSandbox::default()).unwrap();
+    support::restart::settled(client, sandbox);
+    let (said, ended) = run(&client.sandbox(sandbox), "cat /root/effects 2>/dev/null; true");
+    assert_eq!(ended.exit_code, Some(0), "{said}");
+    let mark = |line: &str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        let at_ns: u64 = words[2].parse().unwrap();
+        Mark { race: words[1].parse().unwrap(), is_end: words[0] == "end", at_ms: at_ns / 1_000_000 }
+    };
+    said.lines().map(mark).collect()
 }
+
+fn of(marks: &[Mark], race: usize) -> Vec<Mark> {
+    marks.iter().filter(|mark| mark.race == race).cloned().collect()
+}
+
+/// The clock of a daemon goes by another one than that of the machine from its start on; they do not differ by more.
+const CLOCKS_MS: u64 = 100;
 
 /// A task that does something to the world a moment after it began, and takes another moment for that.
 fn racer(sandbox: &SandboxId, race: usize, draw: &mut Draw) -> CreateTask {
     // Some would take longer than anybody waits for them.
     let (after_ms, takes_ms) = (draw.below(1_000), if draw.below(8) == 0 { 60_000 } else { draw.below(400) });
     let takes = format!("{}.{:03}", takes_ms / 1_000, takes_ms % 1_000);
+    let mark = |word: &str| format!("echo {word} {race} $(date +%s%N) >> /root/effects");
     let script = format!(
-        "sleep 0.{after_ms:03}; viv gate --effect push -- sh -ec 'echo {race} >> /root/effects; sleep {takes}'; \
-         sleep 1000"
+        "sleep 0.{after_ms:03}; viv gate --effect push -- sh -ec '{}; sleep {takes}; {}'; sleep 1000",
+        mark("begin"),
+        mark("end"),
     );
     CreateTask {
         argv: Some(words(&["/bin/sh", "-c", &script])),
         effects: push(),
-        keep_alive: true,
+        keep_alive: race % ABREAST >= ENDING,
         limits: limits(0, 0),
         ..in_sandbox(sandbox)
     }
 }
 
 /// What is said of a task that was stopped, against what it did (K5).
-fn assert_truthful(task: &Task, begun: usize) -> &'static str {
+fn assert_truthful(task: &Task, marks: &[Mark]) -> &'static str {
+    let confirmed_at_ms = task.times.confirmed_at_ms.unwrap();
+    let late = |mark: &&Mark| mark.at_ms > confirmed_at_ms + CLOCKS_MS;
+    assert_eq!(marks.iter().find(late), None, "after the stop was acknowledged: {task:#?}");
+    let begun = marks.iter().filter(|mark| !mark.is_end).count();
+    let whole = marks.iter().filter(|mark| mark.is_end).count();
+    assert!(whole <= begun, "{marks:?}");
     let stopped_at_ms = task.stop.as_ref().unwrap().at_ms;
     assert!(task.grants.iter().all(|grant| grant.at_ms <= stopped_at_ms), "granted after the stop: {task:#?}");
     let grant = task.grants.last();
     let never_begun = grant.is_none_or(|grant| grant.what.as_deref() == Some("it was never begun"));
     match grant.map(|grant| grant.outcome.as_str()) {
         Some("done") => {
-            assert_eq!((begun, task.state), (1, TaskState::Stopped), "done, and not there: {task:#?}");
+            assert_eq!((begun, whole, task.state), (1, 1, TaskState::Stopped), "done, and not there: {task:#?}");
             "done"
         }
         Some("unknown") => {
@@ -453,8 +536,13 @@ fn k5_stop_against_effect_with_and_without_a_daemon_that_dies() {
     let mut daemon = house.start();
     let seed = u64::from_le_bytes(support::fresh_bytes()[8..].try_into().unwrap());
     let mut draw = Draw(seed);
-    let boxes: Vec<SandboxId> = (0..ABREAST).map(|_| support::restart::create(&daemon.client()).id).collect();
-    let mut told: Vec<(Task, usize)> = Vec::new();
+    let client = daemon.client();
+    let named = |number| CreateSandbox { name: Some(format!("ends-{number}").parse().unwrap()), ..Default::default() };
+    let boxes: Vec<SandboxId> = (0..ABREAST)
+        .map(|number| if number < ENDING { named(number) } else { CreateSandbox::default() })
+        .map(|request| client.create(&request, None).unwrap().into_sandbox().id)
+        .collect();
+    let mut told: Vec<(Task, Vec<Mark>)> = Vec::new();
     let mut count = std::collections::BTreeMap::<(bool, &str), u32>::new();
     for batch in 0..races().div_ceil(ABREAST) {
         let dies = batch % 2 == 1;
@@ -463,20 +551,24 @@ fn k5_stop_against_effect_with_and_without_a_daemon_that_dies() {
         let tasks: Vec<Task> = (boxes.iter().zip(first..))
             .map(|(sandbox, race)| client.run_task(&racer(sandbox, race, &mut draw), None).unwrap())
             .collect();
-        for task in &tasks {
-            until(&client, task, "it runs", |now| now.times.started_at_ms.is_some());
-        }
-        let stops: Vec<(Task, u64)> = tasks.iter().map(|task| (task.clone(), draw.below(WITHIN_MS))).collect();
-        let asked = stops.into_iter().map(|(task, after_ms)| {
-            let client = daemon.client();
+        let stop_after = |task: &Task, after_ms: u64| {
+            let (client, task) = (daemon.client(), task.clone());
             std::thread::spawn(move || {
                 std::thread::sleep(Duration::from_millis(after_ms));
                 let wait_ms = Some(WaitMs::new(0).unwrap());
                 // One that is not answered is asked again.
                 client.stop_task(&TaskRef::from(&task.id), &StopTask { wait_ms }).is_ok()
             })
-        });
-        let asked: Vec<_> = asked.collect();
+        };
+        // Some are stopped before they run, or while they begin to.
+        let early: Vec<_> = tasks.iter().map(|_| draw.below(6) == 0).collect();
+        let begun = tasks.iter().zip(&early).filter(|(_, early)| **early);
+        let mut asked: Vec<_> = begun.map(|(task, _)| stop_after(task, draw.below(400))).collect();
+        let others: Vec<&Task> = tasks.iter().zip(&early).filter(|(_, early)| !**early).map(|(task, _)| task).collect();
+        for task in &others {
+            until(&client, task, "it runs", |now| now.times.started_at_ms.is_some());
+        }
+        asked.extend(others.into_iter().map(|task| stop_after(task, draw.below(WITHIN_MS))));
         if dies {
             std::thread::sleep(Duration::from_millis(draw.below(WITHIN_MS)));
             daemon.kill();
@@ -487,7 +579,9 @@ fn k5_stop_against_effect_with_and_without_a_daemon_that_dies() {
             daemon = house.start();
         }
         let client = daemon.client();
-        for (task, durable) in tasks.iter().zip(durable) {
+        let in_order = tasks.iter().zip(&early).filter(|(_, early)| **early);
+        let in_order = in_order.chain(tasks.iter().zip(&early).filter(|(_, early)| !**early));
+        for ((task, _), durable) in in_order.zip(durable) {
             let now = client.task(&TaskRef::from(&task.id)).unwrap();
             assert!(!durable || now.stop.is_some(), "a stop that was answered is gone: {now:#?}");
         }
@@ -495,15 +589,15 @@ fn k5_stop_against_effect_with_and_without_a_daemon_that_dies() {
             let ended = stop(&client, task);
             assert!(ended.state.is_final(), "{ended:#?}");
             // It is acknowledged: what is there now is all that there will be.
-            let then = times(&begun(&client, sandbox), race);
-            *count.entry((dies, assert_truthful(&ended, then))).or_default() += 1;
+            let then = of(&marks(&client, sandbox), race);
+            *count.entry((dies, assert_truthful(&ended, &then))).or_default() += 1;
             told.push((ended, then));
         }
     }
     let client = daemon.client();
-    let all: Vec<usize> = boxes.iter().flat_map(|sandbox| begun(&client, sandbox)).collect();
+    let all: Vec<Mark> = boxes.iter().flat_map(|sandbox| marks(&client, sandbox)).collect();
     for (race, (task, then)) in told.iter().enumerate() {
-        assert_eq!(times(&all, race), *then, "an effect began after the stop was acknowledged: {task:#?}");
+        assert_eq!(of(&all, race), *then, "an effect began after the stop was acknowledged: {task:#?}");
         assert_eq!(client.task(&TaskRef::from(&task.id)).unwrap(), *task, "what was said is said of it still");
     }
     eprintln!("{} races, seed {seed}; by (daemon dies, what came of the effect): {count:?}", told.len());
@@ -525,7 +619,7 @@ fn k2_incident_40_a_stop_is_carried_out_by_the_standby() {
     let task = owner.client().run_task(&sleeps, None).unwrap();
     until(&owner.client(), &task, "it runs", |now| now.times.started_at_ms.is_some());
     let standby = house.stand_by();
-    owner.signal(rustix::process::Signal::STOP);
+    owner.signal(Signal::STOP);
     support::eventually_within(TAKEN_OVER_WITHIN, "the standby serves", || standby.serves());
     let stopped = stop(&standby.client(), &task);
     assert_eq!(stopped.state, TaskState::Stopped, "{stopped:#?}");
@@ -606,8 +700,10 @@ fn k7_the_command_line_runs_follows_stops_and_shows() {
     assert_eq!(code, Some(0), "{out}");
     // O1: whoever lists sandboxes sees which task is at work where.
     support::eventually_within(PATIENCE, "its task is shown", || viv(&["ps"]).1.contains(&sleeping));
+    let runs = || viv(&["task", "timeline", &sleeping]).1.contains("started");
+    support::eventually_within(PATIENCE, "it runs", runs);
     let (code, out, error) = viv(&["task", "stop", "--wait", "2m", &sleeping]);
-    assert!(code == Some(0) && out.contains("stopped"), "{out}{error}");
+    assert!(code == Some(0) && out.contains("stopped") && out.contains("1 execution(s) terminated"), "{out}{error}");
     let (_, out, _) = viv(&["task", "ls"]);
     assert!(out.contains(&task) && out.contains("failed") && out.contains(&sleeping), "{out}");
     let (_, out, _) = viv(&["task", "ls", "--state", "stopped"]);

@@ -16,14 +16,18 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rustix::process::Signal;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
+use support::daemon::Daemon;
 use support::user::User;
 use support::{Ground, Sandbox, VIV, eventually, fresh_bytes, is_alive, is_in_namespace, kill, mutation, pids};
+use viv_api::bound::{TaskRef, WaitMs};
+use viv_api::sandbox::CreateSandbox;
+use viv_api::task::{CreateTask, StopTask, TaskState};
 use viv_core::SandboxId;
 use viv_core::exec::ExecState;
 use viv_provider::{Capability, Egress, Image, InstanceSpec, InstanceState, Network, Provider, ProviderError};
@@ -158,6 +162,25 @@ impl Lab {
             }
         });
         told.recv().unwrap();
+    }
+
+    /// Hears what is sent to a port of the world by UDP; answers when each came.
+    fn hear(&self, port: u16) -> Arc<Mutex<Vec<u64>>> {
+        let world = self.world.try_clone().unwrap();
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let (came, (tell, told)) = (heard.clone(), mpsc::channel());
+        thread::spawn(move || {
+            move_into_link_name_space(world.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+            let udp = UdpSocket::bind((WORLD[0], port)).unwrap();
+            tell.send(()).unwrap();
+            let mut sent = [0; 100];
+            while udp.recv_from(&mut sent).is_ok() {
+                let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+                came.lock().unwrap().push(now.as_millis() as u64);
+            }
+        });
+        told.recv().unwrap();
+        heard
     }
 }
 
@@ -296,6 +319,46 @@ async fn k2_the_way_out_is_cut_and_opened_again() {
     provider.set_network(&mutation(1, 1), &alone.id, true).await.unwrap();
     alone.destroy().await;
     ground.assert_nothing_left();
+}
+
+/// Sends without a pause, and cannot be asked to leave: after the cut it lives for as long as a TERM is waited for.
+const SENDS: &str = r#"
+    use Socket qw(:all);
+    $SIG{TERM} = "IGNORE";
+    socket(my $s, AF_INET, SOCK_DGRAM, 0) or die;
+    my $to = pack_sockaddr_in(7778, inet_aton("203.0.113.5"));
+    while (1) { send($s, "word", 0, $to); select(undef, undef, undef, 0.005) }
+"#;
+
+/// A daemon's clock and the machine's do not differ by more, and it is less than a TERM is waited for.
+const CLOCKS_MS: u64 = 200;
+
+#[test]
+fn k2_a_stop_cuts_the_way_out_first_and_what_is_kept_has_it_again() {
+    let test = "k2_a_stop_cuts_the_way_out_first_and_what_is_kept_has_it_again";
+    let Some(lab) = Lab::enter(test, "") else { return };
+    let heard = lab.hear(7778);
+    let daemon = Daemon::start();
+    let client = daemon.client();
+    let network = viv_api::sandbox::Network { egress: viv_api::sandbox::Egress::All };
+    let create = Some(Box::new(CreateSandbox { network, ..CreateSandbox::default() }));
+    let task = CreateTask { create, keep_alive: true, ..CreateTask::of(["perl", "-e", SENDS]).unwrap() };
+    let task = client.run_task(&task, None).unwrap();
+    eventually("it is heard", || heard.lock().unwrap().len() > 10);
+    let stop = StopTask { wait_ms: Some(WaitMs::new(60_000).unwrap()) };
+    let stopped = client.stop_task(&TaskRef::from(&task.id), &stop).unwrap();
+    assert_eq!(stopped.state, TaskState::Stopped, "{stopped:#?}");
+    let (cut_at_ms, killed_at_ms) = (stopped.times.cut_at_ms.unwrap(), stopped.times.killed_at_ms.unwrap());
+    let last_ms = *heard.lock().unwrap().last().unwrap();
+    assert!(cut_at_ms <= killed_at_ms, "{stopped:#?}");
+    assert!(last_ms <= cut_at_ms + CLOCKS_MS, "cut at {cut_at_ms}, killed at {killed_at_ms}, heard at {last_ms}");
+    // The control: uncut it would have been heard longer than that.
+    assert!(killed_at_ms > cut_at_ms + CLOCKS_MS, "{stopped:#?}");
+    let script = format!("perl -e '{REACH}' tcp {} {PORT}", WORLD[0]);
+    let (said, _) = support::daemon::run(&daemon.sandbox(&stopped.sandbox), &script);
+    assert_eq!(said, "GOT world");
+    daemon.remove(&stopped.sandbox);
+    daemon.assert_nothing_left();
 }
 
 #[tokio::test(flavor = "multi_thread")]

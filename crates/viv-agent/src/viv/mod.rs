@@ -24,6 +24,7 @@ use viv_agent::frame::{self, HEADER_BYTES, Kind};
 use viv_agent::proto::{
     ANSWER_BYTES_MAX, ASK_VERB, CALL_BYTES_MAX, HOME, INSIDE_SOCKET, InsideCall, InsideReply, NoAnswer, VIV_VERB,
 };
+use viv_core::inside::InsideVerb;
 
 use words::Words;
 
@@ -139,10 +140,13 @@ fn perform(arguments: Vec<OsString>) -> Result<(String, i32), Failure> {
     loop {
         let well = |text: String| (text, 0);
         let Some(word) = words.next() else { return Ok(well(HELP.to_owned())) };
+        match InsideVerb::of(&word) {
+            Some(InsideVerb::Schedule) => return schedule::perform(words, options).map(well),
+            Some(InsideVerb::Step) => return task::step(words, options).map(well),
+            Some(InsideVerb::Gate) => return task::gate(words, options),
+            None => {}
+        }
         match word.as_str() {
-            "schedule" => return schedule::perform(words, options).map(well),
-            "step" => return task::step(words, options).map(well),
-            "gate" => return task::gate(words, options),
             "-h" | "--help" | "help" => return Ok(well(HELP.to_owned())),
             "-V" | "--version" => return Ok(well(format!("viv {}\n", env!("CARGO_PKG_VERSION")))),
             ASK_VERB => return ask(&options, &words.value(ASK_VERB)?).map(|answer| well(answer + "\n")),

@@ -24,13 +24,13 @@ Options:
 const GATE_HELP: &str = "\
 Run a command that does something to the world, if this task may: not once it is to end.
 
-Usage: viv gate --effect <EFFECT> [OPTIONS] -- <COMMAND>...
+Usage: viv gate [OPTIONS] -- <COMMAND>...
 
 The command is handed what the task keeps behind the gate. What came of it is recorded: done when it exits with 0, failed
 otherwise, unknown when nobody could say.
 
 Options:
-      --effect <EFFECT>  Which, of those that the task declared
+      --effect <EFFECT>  Which, of those that the task declared; need not be said when there is one
       --wait <SPAN>      How long to wait for the daemon; 60s when not said
   -h, --help             Print help
 
@@ -94,7 +94,8 @@ pub(super) fn step(mut words: Words, mut options: Options) -> Result<String, Fai
 /// What is to be done behind the gate.
 #[derive(Debug)]
 struct Asked {
-    effect: String,
+    /// Nothing is the only one that there is.
+    effect: Option<String>,
     argv: Vec<String>,
 }
 
@@ -103,8 +104,11 @@ pub(super) fn gate(words: Words, mut options: Options) -> Result<(String, i32), 
     options.wait_ms = options.wait_ms.max(GATE_WAIT_MS);
     let Some(asked) = parse_gate(words, &mut options)? else { return Ok((GATE_HELP.to_owned(), 0)) };
     let (task, run) = task()?;
-    let gate = json!({ "task_gate": { "task": task, "run": run, "effect": asked.effect } });
-    let granted = request(&options, &gate)?;
+    let mut gate = json!({ "task": task, "run": run });
+    if let Some(effect) = &asked.effect {
+        gate["effect"] = effect.as_str().into();
+    }
+    let granted = request(&options, &json!({ "task_gate": gate }))?;
     let grant = granted["grant"].as_str().unwrap_or_default().to_owned();
     let handed = granted["env"].as_object().into_iter().flatten();
     let handed = handed.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())));
@@ -137,7 +141,6 @@ fn parse_gate(mut words: Words, options: &mut Options) -> Result<Option<Asked>, 
             _ => break std::iter::once(word).chain(words.rest()).collect(),
         }
     };
-    let effect = effect.ok_or_else(|| Failure::usage("--effect says which, and is missing"))?;
     if argv.is_empty() {
         return Err(Failure::usage("viv gate runs a command, and there is none"));
     }
@@ -185,13 +188,16 @@ mod tests {
     #[test]
     fn k5_what_runs_behind_the_gate_is_told_from_its_flags() {
         let asked = parsed(&["--effect", "push", "--wait=1s", "--", "git", "push", "--force"]).unwrap().unwrap();
-        assert_eq!((asked.effect.as_str(), asked.argv), ("push", vec!["git".into(), "push".into(), "--force".into()]));
+        let argv = vec!["git".into(), "push".into(), "--force".into()];
+        assert_eq!((asked.effect.as_deref(), asked.argv), (Some("push"), argv));
         let asked = parsed(&["--effect=push", "git", "push"]).unwrap().unwrap();
         assert_eq!(asked.argv, ["git", "push"]);
+        for only in [&["--", "git", "push"][..], &["git", "push"]] {
+            let asked = parsed(only).unwrap().unwrap();
+            assert_eq!((asked.effect, asked.argv), (None, vec!["git".to_owned(), "push".to_owned()]));
+        }
         assert!(parsed(&["--help"]).unwrap().is_none());
-        for wrong in
-            [&["git", "push"][..], &["--effect", "push"], &["--effect"], &["--effect", "push", "--"], &["--no"]]
-        {
+        for wrong in [&[][..], &["--"], &["--effect", "push"], &["--effect"], &["--effect", "push", "--"], &["--no"]] {
             assert!(parsed(wrong).is_err(), "{wrong:?}");
         }
     }

@@ -50,7 +50,7 @@ fn tasks() -> Vec<(&'static str, Task)> {
     let unpushed = after(&committing, &failed);
     let stopped = after(&committing, &stop());
     let cut = after(&stopped, &TaskEvent::Cut);
-    let killed = after(&cut, &TaskEvent::Killed);
+    let killed = after(&cut, &TaskEvent::Killed { ended: Vec::new() });
     let last = all(pushed.clone(), &[exited(0, 0), TaskEvent::Starting { step: Some(1) }]);
     let done = after(&last, &exited(1, 0));
     let over = after(&done, &TaskEvent::Confirmed);
@@ -138,7 +138,7 @@ fn events(task: &Task) -> Vec<(String, TaskEvent)> {
         ("not prepared", TaskEvent::NotPrepared { what: "no room".to_owned() }),
         ("gone", TaskEvent::Gone { what: "lost".to_owned() }),
         ("cut", TaskEvent::Cut),
-        ("killed", TaskEvent::Killed),
+        ("killed", TaskEvent::Killed { ended: Vec::new() }),
         ("confirmed", TaskEvent::Confirmed),
         ("continued", continued(true)),
         ("continued, not kept", continued(false)),

@@ -104,7 +104,10 @@ pub enum TaskEvent {
     /// Its way out was cut.
     Cut,
     /// Everything that it started was seen to be gone.
-    Killed,
+    Killed {
+        /// How each ended, of those of which that was seen.
+        ended: Vec<(ExecutionId, ExecState)>,
+    },
     /// So is all that was to go.
     Confirmed,
     /// It is to go on.
@@ -231,7 +234,7 @@ fn over(task: &Task, event: &TaskEvent, now_ms: u64) -> TaskStepped {
         | TaskEvent::NotPrepared { .. }
         | TaskEvent::Gone { .. }
         | TaskEvent::Cut
-        | TaskEvent::Killed
+        | TaskEvent::Killed { .. }
         | TaskEvent::Confirmed => TaskStepped::Ignored,
     }
 }
@@ -309,7 +312,10 @@ fn living(task: &mut Task, event: &TaskEvent, now_ms: u64) -> Result<(), TaskDen
         TaskEvent::Cut if task.ending.is_some() && task.times.cut_at_ms.is_none() => {
             task.times.cut_at_ms = Some(now_ms);
         }
-        TaskEvent::Killed if task.ending.is_some() && task.times.killed_at_ms.is_none() => {
+        TaskEvent::Killed { ended } if task.ending.is_some() && task.times.killed_at_ms.is_none() => {
+            for known in task.executions.iter_mut().filter(|known| known.ended.is_none()) {
+                known.ended = ended.iter().find(|(id, _)| *id == known.id).map(|(_, state)| state.clone());
+            }
             forsake(task, now_ms);
             task.times.killed_at_ms = Some(now_ms);
         }
@@ -325,7 +331,7 @@ fn living(task: &mut Task, event: &TaskEvent, now_ms: u64) -> Result<(), TaskDen
         | TaskEvent::Stop { .. }
         | TaskEvent::NotPrepared { .. }
         | TaskEvent::Cut
-        | TaskEvent::Killed => {}
+        | TaskEvent::Killed { .. } => {}
     }
     Ok(())
 }

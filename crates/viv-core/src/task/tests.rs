@@ -96,10 +96,49 @@ fn k5_a_stop_that_finds_an_effect_in_flight_says_so_and_waits_for_it() {
     let done = after(&after(&stopped, &ended(1)), &TaskEvent::Confirmed);
     assert_eq!((done.state, &done.grants[0].outcome), (TaskState::Stopped, &EffectOutcome::Done));
     // Killed in between, nobody knows; and what is known once stays so.
-    let killed = after(&stopped, &TaskEvent::Killed);
+    let killed = after(&stopped, &TaskEvent::Killed { ended: Vec::new() });
     assert_eq!(killed.grants[0].outcome, EffectOutcome::Unknown);
     assert_eq!(step(&killed, &ended(1), 11), TaskStepped::Ignored);
     assert_eq!(after(&killed, &TaskEvent::Confirmed).state, TaskState::EffectUnknown);
+}
+
+#[test]
+fn k2_what_was_killed_is_told_with_how_it_ended() {
+    let first = after(&running(2), &exited(0, 0));
+    let second = after(&first, &TaskEvent::Starting { step: Some(1) });
+    let ids: Vec<ExecutionId> = second.executions.iter().map(|one| one.id.clone()).collect();
+    let ended = ids.iter().map(|id| (id.clone(), ExecState::Cancelled)).collect();
+    let killed = after(&after(&second, &stop()), &TaskEvent::Killed { ended });
+    let told: Vec<_> = killed.executions.iter().map(|one| one.ended.clone()).collect();
+    assert_eq!(told, [Some(ExecState::Exited { code: 0 }), Some(ExecState::Cancelled)], "what ended before stays so");
+    let unseen = after(&after(&second, &stop()), &TaskEvent::Killed { ended: Vec::new() });
+    assert_eq!(unseen.executions[1].ended, None);
+}
+
+#[test]
+fn k6_what_is_not_said_of_limits_and_steps_is_as_it_was() {
+    let before = TaskLimits { inactivity_ms: Some(1), total_ms: Some(2), reports_max: None };
+    assert_eq!(SaidLimits::default().over(before), before);
+    let said = SaidLimits { total_ms: Some(5), inactivity_ms: Some(0), reports_max: None };
+    assert_eq!(said.over(before), TaskLimits { inactivity_ms: None, total_ms: Some(5), reports_max: None });
+    let step = ExecSpec {
+        argv: vec!["agent".to_owned()],
+        env: [("A".to_owned(), "1".to_owned()), ("B".to_owned(), "2".to_owned())].into(),
+        cwd: Some("/one".to_owned()),
+        user: Some("one".to_owned()),
+        limit_ms: Some(7),
+        ..ExecSpec::default()
+    };
+    assert_eq!(StepChanges::default().of(std::slice::from_ref(&step)), [step.clone()]);
+    let changes = StepChanges {
+        env: [("B".to_owned(), "3".to_owned())].into(),
+        cwd: Some("/two".to_owned()),
+        user: Some("two".to_owned()),
+        limit_ms: Some(0),
+    };
+    let env = [("A".to_owned(), "1".to_owned()), ("B".to_owned(), "3".to_owned())].into();
+    let (cwd, user) = (changes.cwd.clone(), changes.user.clone());
+    assert_eq!(changes.of(std::slice::from_ref(&step)), [ExecSpec { env, cwd, user, limit_ms: None, ..step }]);
 }
 
 #[test]
@@ -216,7 +255,7 @@ fn any_event() -> impl Strategy<Value = TaskEvent> {
         2 => Just(stop()),
         1 => limit.prop_map(|cause| TaskEvent::LimitPassed { cause, message: String::new() }),
         1 => Just(TaskEvent::Gone { what: "gone".to_owned() }),
-        1 => Just(TaskEvent::Killed),
+        1 => Just(TaskEvent::Killed { ended: Vec::new() }),
         2 => Just(TaskEvent::Confirmed),
         1 => Just(TaskEvent::Continued { steps: Vec::new(), limits: TaskLimits::default(), keep_alive: true }),
         1 => any::<bool>().prop_map(|mistaken| mark(mistaken, None)),

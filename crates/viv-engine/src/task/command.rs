@@ -10,7 +10,9 @@ use viv_core::exec::ExecSpec;
 use viv_core::lifecycle::Actor;
 use viv_core::planted::{Planted, is_planted};
 use viv_core::spec::Project;
-use viv_core::task::{EFFECTS_MAX, FILES_MAX, NewTask, STEPS_MAX, Task, TaskDenial, TaskEvent, TaskLimits};
+use viv_core::task::{
+    EFFECTS_MAX, FILES_MAX, NewTask, STEPS_MAX, SaidLimits, StepChanges, Task, TaskDenial, TaskEvent,
+};
 use viv_core::task::{TaskStepped, step};
 use viv_core::{ExecutionId, SandboxId, TaskId};
 use viv_store::{StoreError, TaskListing, TaskOutput, TaskQuery};
@@ -43,12 +45,22 @@ pub struct TaskMade {
 pub struct ContinueTask {
     /// With these steps; with those that it had, when there are none.
     pub steps: Vec<ExecSpec>,
-    /// Within these limits; within those that it had, when nothing is said.
-    pub limits: Option<TaskLimits>,
+    /// What is said anew of those that it had.
+    pub changes: StepChanges,
+    /// Within these limits.
+    pub limits: SaidLimits,
     /// Whether its sandbox stays after that; as it was, when nothing is said.
     pub keep_alive: Option<bool>,
     /// Who asks.
     pub by: Actor,
+}
+
+impl ContinueTask {
+    /// As it was.
+    pub fn as_it_was(by: Actor) -> Self {
+        let (changes, limits) = (StepChanges::default(), SaidLimits::default());
+        Self { steps: Vec::new(), changes, limits, keep_alive: None, by }
+    }
 }
 
 fn check_steps(steps: &[ExecSpec]) -> Result<(), EngineError> {
@@ -175,11 +187,12 @@ impl Engine {
         let _entering = inner.begin_entry()?;
         for _ in 0..RACES_MAX {
             let before = self.task(None, id).await?;
-            let steps = if request.steps.is_empty() { before.steps.clone() } else { request.steps.clone() };
+            let steps =
+                if request.steps.is_empty() { request.changes.of(&before.steps) } else { request.steps.clone() };
             check_steps(&steps)?;
             let event = TaskEvent::Continued {
                 steps,
-                limits: request.limits.unwrap_or(before.limits),
+                limits: request.limits.over(before.limits),
                 keep_alive: request.keep_alive.unwrap_or(before.keep_alive),
             };
             let now_ms = inner.clock.now_ms();

@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use viv_core::ExecutionId;
-use viv_core::exec::{ExecSpec, OutputEvent};
+use viv_core::exec::{ExecSpec, ExecState, OutputEvent};
 use viv_core::lifecycle::{Phase, Sandbox};
 use viv_core::planted::{Planted, is_planted};
 use viv_core::task::{EFFECT_GRACE_MS, Task, TaskEvent, TaskState};
@@ -24,8 +24,11 @@ const KILL_TRIES: usize = 3;
 /// Between two tries.
 const KILL_PAUSE: Duration = Duration::from_millis(200);
 
-/// How long one try may take: the grace of a TERM, a KILL, and a look.
-const KILL_WITHIN: Duration = Duration::from_secs(3);
+/// How long one try may take: the grace of a TERM, a KILL, and a look. The answer to a stop has 5 s in all (K2).
+const KILL_WITHIN: Duration = Duration::from_secs(2);
+
+/// How long an agent may then take to show that it is there, and only slow: another try is for those alone.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
 
 /// How long an end of a sandbox is waited for before it is asked for again.
 const SETTLED_WITHIN: Duration = Duration::from_secs(30);
@@ -42,6 +45,9 @@ const OUTPUT_WITHIN: Duration = Duration::from_secs(1);
 /// How long cutting the way out may hold up the end: killing follows whatever came of it.
 const CUT_WITHIN: Duration = Duration::from_secs(1);
 
+/// How often it is tried to connect again what stays, before that ends: without its way out it is not what was kept.
+const CONNECT_TRIES: usize = 3;
+
 /// Where what a task started is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Tree {
@@ -53,11 +59,32 @@ enum Tree {
     Leaving,
 }
 
+/// What came of killing one execution.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Kill {
+    /// It was seen to be gone, and so it ended; nothing is told of one that never began.
+    Gone(Option<ExecState>),
+    /// It was not.
+    Held,
+}
+
+/// How executions ended that were not seen to, and that are not there any more.
+fn gone_with_sandbox(task: &Task) -> Vec<(ExecutionId, ExecState)> {
+    let began = task.executions.iter().filter(|one| one.started_at_ms.is_some());
+    began.map(|one| (one.id.clone(), ExecState::Lost { cause: "its sandbox ended".to_owned() })).collect()
+}
+
 impl Engine {
     pub(super) async fn end_task(&self, task: Task) -> Result<(), EngineError> {
         let inner = &self.inner;
         let Some(ending) = task.ending.clone() else { return Ok(()) };
         let id = &task.id;
+        // Its turn never came in this run: what is in its sandbox, and that itself, is another one's, or nobody's.
+        if task.times.taken_up_at_ms.is_none() {
+            self.apply_task(id, &TaskEvent::Confirmed).await?;
+            inner.reached("task.ended");
+            return Ok(());
+        }
         // An effect that is in flight gets a moment to end by itself: killed, nobody would know what came of it.
         if task.in_flight().is_some() && task.times.killed_at_ms.is_none() {
             let until_ms = ending.at_ms.saturating_add(EFFECT_GRACE_MS);
@@ -80,6 +107,8 @@ impl Engine {
         if !idle && !is_planted(Planted::TaskEndsUnkilled) {
             let tree = self.end_tree(&task).await?;
             self.end_place(&task, tree).await?;
+            // Also what could not be ended by itself is gone now; said before, it is not said again.
+            self.apply_task(id, &TaskEvent::Killed { ended: gone_with_sandbox(&task) }).await?;
         }
         self.apply_task(id, &TaskEvent::Confirmed).await?;
         inner.reached("task.ended");
@@ -92,7 +121,8 @@ impl Engine {
         let (tree, handle) = self.look_at_tree(task).await?;
         let Some(handle) = handle else {
             if tree == Tree::Gone {
-                self.apply_task(&task.id, &TaskEvent::Killed).await?;
+                let ended = gone_with_sandbox(task);
+                self.apply_task(&task.id, &TaskEvent::Killed { ended }).await?;
             }
             return Ok(tree);
         };
@@ -107,30 +137,45 @@ impl Engine {
             }
             inner.reached("task.cut");
         }
-        let mut tree = Tree::Gone;
-        for execution in &task.executions {
-            if execution.generation == handle.generation() && !self.kill(task, &handle, &execution.id).await? {
-                tree = Tree::Held;
+        let here = || task.executions.iter().filter(|one| one.generation == handle.generation());
+        let (mut tree, mut ended) = (Tree::Gone, Vec::new());
+        for execution in here() {
+            match self.kill(task, &handle, &execution.id).await? {
+                Kill::Gone(state) => ended.extend(state.map(|state| (execution.id.clone(), state))),
+                // The others are where this one is.
+                Kill::Held => {
+                    tree = Tree::Held;
+                    break;
+                }
             }
         }
         inner.reached("task.killing");
         if tree == Tree::Gone {
-            self.apply_task(&task.id, &TaskEvent::Killed).await?;
+            self.apply_task(&task.id, &TaskEvent::Killed { ended }).await?;
         }
-        for execution in task.executions.iter().filter(|one| one.generation == handle.generation()) {
+        for execution in here().filter(|_| tree == Tree::Gone) {
             let kept = tokio::time::timeout(OUTPUT_WITHIN, self.keep_output(task, &handle, &execution.id)).await;
             if let Ok(Err(error)) = kept {
                 tracing::debug!(component = "task", task = %task.id, %error, "an output was not kept");
             }
         }
         // What was cut for one that stays is connected again.
-        if task.keep_alive && tree == Tree::Gone && !by_itself {
-            match tokio::time::timeout(CUT_WITHIN, handle.connect_network()).await {
-                Ok(Ok(())) => {}
-                other => tracing::debug!(component = "task", task = %task.id, ?other, "was not connected again"),
-            }
+        if task.keep_alive && tree == Tree::Gone && !by_itself && !self.connect_again(task, &handle).await {
+            tree = Tree::Held;
         }
         Ok(tree)
+    }
+
+    /// Whether it has its way out again.
+    async fn connect_again(&self, task: &Task, handle: &Handle) -> bool {
+        for _ in 0..CONNECT_TRIES {
+            match tokio::time::timeout(CUT_WITHIN, handle.connect_network()).await {
+                Ok(Ok(())) => return true,
+                other => tracing::warn!(component = "task", task = %task.id, ?other, "was not connected again"),
+            }
+            self.inner.pause(KILL_PAUSE).await;
+        }
+        false
     }
 
     /// Where its tree may be, and a handle if it has to be ended there.
@@ -162,31 +207,46 @@ impl Engine {
         })
     }
 
-    /// Ends one execution with its tree. Whether it was seen to be gone.
-    async fn kill(&self, task: &Task, handle: &Handle, id: &ExecutionId) -> Result<bool, EngineError> {
+    /// Ends one execution with its tree.
+    async fn kill(&self, task: &Task, handle: &Handle, id: &ExecutionId) -> Result<Kill, EngineError> {
+        let mut never_began = false;
         for _ in 0..KILL_TRIES {
-            let error = match tokio::time::timeout(KILL_WITHIN, handle.cancel(id)).await {
-                Ok(Ok(_)) => return Ok(true),
+            let (error, is_silent) = match tokio::time::timeout(KILL_WITHIN, handle.cancel(id)).await {
+                Ok(Ok(status)) => return Ok(Kill::Gone(Some(status.state).filter(|_| !never_began))),
                 Ok(Err(EngineError::Provider(ProviderError::NotFound { .. }))) => {
                     // It was never started, but a start may be on its way: its id is used up, so that it comes too late.
                     let nothing = ExecSpec { argv: vec!["true".to_owned()], ..ExecSpec::default() };
                     match handle.execute_unattended(id, &nothing).await {
-                        Ok(_) | Err(EngineError::Provider(ProviderError::Conflict { .. })) => continue,
-                        Err(error) => error.to_string(),
+                        Ok(_) => {
+                            never_began = true;
+                            continue;
+                        }
+                        Err(EngineError::Provider(ProviderError::Conflict { .. })) => continue,
+                        Err(error) => (error.to_string(), false),
                     }
                 }
                 Ok(Err(error @ (EngineError::Store(_) | EngineError::ShuttingDown))) => return Err(error),
-                Ok(Err(error)) => error.to_string(),
-                Err(_) => format!("no answer within {KILL_WITHIN:?}"),
+                Ok(Err(error)) => (error.to_string(), false),
+                Err(_) => (format!("no answer within {KILL_WITHIN:?}"), true),
             };
             tracing::warn!(component = "task", task = %task.id, execution = %id, error, "could not be ended yet");
             // Somebody else may have ended all of it meanwhile.
             if let (Tree::Gone, None) = self.look_at_tree(task).await? {
-                return Ok(true);
+                return Ok(Kill::Gone(Some(ExecState::Lost { cause: "its sandbox ended".to_owned() })));
+            }
+            if is_silent && !self.answers(handle).await {
+                return Ok(Kill::Held);
             }
             self.inner.pause(KILL_PAUSE).await;
         }
-        Ok(false)
+        Ok(Kill::Held)
+    }
+
+    /// Whether its agent says anything at all; the store, which may be what is slow, is not asked.
+    async fn answers(&self, handle: &Handle) -> bool {
+        let inner = &self.inner;
+        let instance = InstanceRef { sandbox: handle.sandbox().clone(), generation: handle.generation() };
+        inner.call_agent(handle.sandbox(), ANSWERS_WITHIN, inner.provider.executions(&instance)).await.is_ok()
     }
 
     /// Its sandbox ends, unless it stays and nothing of the task is left in it.

@@ -19,6 +19,21 @@ pub struct Granted {
     pub credentials: BTreeMap<String, String>,
 }
 
+/// The effect that is meant when nobody says which.
+fn only_effect(task: &Task) -> Result<&str, EngineError> {
+    match task.effects.as_slice() {
+        [] => Err(EngineError::TaskDenied { task: task.id.clone(), why: TaskDenial::Undeclared }),
+        [only] => Ok(&only.name),
+        several => {
+            let names: Vec<&str> = several.iter().map(|rule| rule.name.as_str()).collect();
+            Err(EngineError::Invalid {
+                what: format!("this task declared several effects: {}", names.join(", ")),
+                hint: "viv gate --effect says which".to_owned(),
+            })
+        }
+    }
+}
+
 impl Engine {
     /// The task that is meant, if it runs in the sandbox that asks: others are none.
     async fn task_inside(&self, asked: &FromInside, id: &TaskId, run: u32) -> Result<Task, EngineError> {
@@ -42,14 +57,19 @@ impl Engine {
         self.apply_task(id, &TaskEvent::Reported { request, steps, note, session }).await
     }
 
-    /// The gate: whether an effect may begin. Asked again under the same id, it is the same grant.
+    /// The gate: whether an effect may begin; the only one that the task declared, when nobody says which. Asked again
+    /// under the same id, it is the same grant.
     pub async fn gate_inside(
         &self,
         asked: &FromInside,
         (id, run): (&TaskId, u32),
-        effect: &str,
+        effect: Option<&str>,
     ) -> Result<Granted, EngineError> {
         let task = self.task_inside(asked, id, run).await?;
+        let effect = match effect {
+            Some(effect) => effect,
+            None => only_effect(&task)?,
+        };
         let gated = self.task_gate(Gate::EffectsGate, &task);
         let event = TaskEvent::Asked { request: asked.request.clone(), effect: effect.to_owned(), gated };
         let task = self.apply_task(id, &event).await?;

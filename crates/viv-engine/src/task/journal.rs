@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use viv_core::lifecycle::Actor;
-use viv_core::task::{Task, TaskEvent};
+use viv_core::task::{Task, TaskEvent, TaskExecution};
 use viv_store::NewLine;
 
 use super::actor;
@@ -49,7 +49,11 @@ pub(super) fn lines(before: &Task, next: &Task, event: &TaskEvent, now_ms: u64) 
             let data = json!({ "mistaken": mistaken, "state": next.state, "why": why });
             tell("task.marked", by.clone(), data);
         }
-        TaskEvent::Killed => tell("task.killed", us(), json!({ "executions": next.executions.len() })),
+        TaskEvent::Killed { .. } => {
+            let ended = |one: &TaskExecution| json!({ "execution": one.id, "ended": one.ended });
+            let ended: Vec<Value> = next.executions.iter().map(ended).collect();
+            tell("task.killed", us(), json!({ "executions": next.executions.len(), "ended": ended }));
+        }
         TaskEvent::Starting { .. }
         | TaskEvent::PrepareEnded { .. }
         | TaskEvent::Output

@@ -74,6 +74,8 @@ pub(super) struct Instance {
     listener: u64,
     /// By which listener a request was heard last.
     heard: BTreeMap<ExecutionId, u64>,
+    /// It has no way out any more.
+    pub(super) is_cut: bool,
 }
 
 impl Instance {
@@ -102,6 +104,7 @@ impl Instance {
             pids,
             listener: 0,
             heard: BTreeMap::new(),
+            is_cut: false,
         }
     }
 

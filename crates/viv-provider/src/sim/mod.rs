@@ -102,6 +102,16 @@ impl SimProvider {
         ended
     }
 
+    /// Whether what lives of a sandbox has no way out, because somebody cut it.
+    pub fn is_cut(&self, sandbox: &SandboxId) -> bool {
+        self.settled().instances.get(sandbox).is_some_and(|instance| instance.is_cut)
+    }
+
+    /// So often from now on, what was cut cannot be connected again.
+    pub fn fail_connects(&self, times: u32) {
+        self.settled().connects_fail = times;
+    }
+
     /// The state as it is now.
     fn settled(&self) -> MutexGuard<'_, State> {
         // A panic inside a call is a bug there; the state is still the best one there is.

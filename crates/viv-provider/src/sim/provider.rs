@@ -111,6 +111,20 @@ impl Provider for SimProvider {
         })
     }
 
+    async fn set_network(&self, mutation: &Mutation, sandbox: &SandboxId, connected: bool) -> Result<()> {
+        self.change(|state| {
+            if connected && state.connects_fail > 0 {
+                state.connects_fail -= 1;
+                let source = std::io::Error::other("simulated");
+                return Err(ProviderError::Unavailable { what: "the network".to_owned(), source });
+            }
+            state.change_once(mutation, sandbox, |instance, _| {
+                instance.is_cut = !connected;
+                Ok(())
+            })
+        })
+    }
+
     async fn save(&self, mutation: &Mutation, sandbox: &SandboxId, request: &SaveRequest) -> Result<Snapshot> {
         self.change(|state| state.save(mutation, sandbox, request))
     }

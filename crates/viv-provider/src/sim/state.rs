@@ -28,6 +28,8 @@ pub(super) struct State {
     pub(super) snapshots: BTreeMap<SnapshotId, Saved>,
     /// Ids that no snapshot has any more, or ever will have.
     pub(super) removed: BTreeSet<SnapshotId>,
+    /// How often connecting again fails from now on.
+    pub(super) connects_fail: u32,
 }
 
 impl State {
@@ -39,6 +41,7 @@ impl State {
             instances: BTreeMap::new(),
             snapshots: BTreeMap::new(),
             removed: BTreeSet::new(),
+            connects_fail: 0,
         }
     }
 

@@ -168,7 +168,7 @@ async fn run(
             path: source.path.as_ref().map_or_else(|| SOURCE_PATH.to_owned(), ToString::to_string),
         }),
         steps: body.to_steps(),
-        limits: body.limits.to_core(),
+        limits: body.limits.to_core().over(core::TaskLimits::default()),
         effects,
         credentials: body.credentials.to_map(),
         keep_alive: body.keep_alive,
@@ -262,7 +262,8 @@ async fn go_on(
     let id = meant(&state, &caller, &params).await?.id;
     let request = viv_engine::ContinueTask {
         steps: body.to_steps(),
-        limits: body.limits.as_ref().map(viv_api::task::TaskLimits::to_core),
+        changes: body.to_changes(),
+        limits: body.limits.as_ref().map(viv_api::task::TaskLimits::to_core).unwrap_or_default(),
         keep_alive: body.keep_alive,
         by: caller.actor(),
     };

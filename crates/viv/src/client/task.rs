@@ -12,7 +12,7 @@ use viv_api::bound::{
     Argument, Argv, CommandEnv, EffectName, FileText, GitReference, GitUrl, MomentMs, Note, Path, ReportsMax,
     SandboxRef, SearchText, TailLines, TaskEffects, TaskFiles, TaskMs, TaskRef, TaskSteps, UserName, WaitMs,
 };
-use viv_api::execution::{OutputLine, OutputStream};
+use viv_api::execution::{ExecutionState, OutputLine, OutputStream};
 use viv_api::query::ListTasks;
 use viv_api::task::{
     ContinueTask, CreateTask, MarkTask, StopTask, Task, TaskEffect, TaskFile, TaskLimits, TaskSource, TaskState,
@@ -463,9 +463,11 @@ fn stopped(task: &Task) -> String {
     let mut text = format!("{}  {}", task.id, task.state);
     let asked = task.stop.as_ref();
     if let (Some(asked), Some(killed_at_ms)) = (asked, task.times.killed_at_ms) {
-        let count = task.steps.iter().filter(|step| step.started_at_ms.is_some()).count();
+        // What had ended by itself was not terminated.
+        let terminated = |ended: &ExecutionState| matches!(ended, ExecutionState::Cancelled | ExecutionState::Lost);
+        let count = task.steps.iter().filter(|step| step.ended.as_ref().is_some_and(terminated)).count();
         let gone = span(killed_at_ms.saturating_sub(asked.at_ms));
-        let _ = write!(text, "  {count} execution(s) seen gone {gone} after the stop");
+        let _ = write!(text, "  {count} execution(s) terminated, seen gone {gone} after the stop");
     }
     if let (Some(effect), false) = (asked.and_then(|stop| stop.effect_in_flight.as_ref()), task.state.is_final()) {
         let _ = write!(text, "  effect_in_flight: {effect}");
