@@ -162,12 +162,17 @@ impl Knowledge {
         known.get(&sandbox.id).filter(|known| known.generation == Some(sandbox.generation)).and_then(what)
     }
 
-    /// The latest evidence about the current generation. What the record has is of its last transition.
-    pub(crate) fn evidence(&self, sandbox: &Sandbox) -> Evidence {
+    /// The latest evidence about the current generation. What the record has is of its last transition; from the future
+    /// it is of a daemon before this one, whose clock was set back since, and what was seen here is later (T3).
+    pub(crate) fn evidence(&self, sandbox: &Sandbox, now_ms: u64) -> Evidence {
         let latest = self.about(sandbox, |known| known.evidence.clone());
+        let is_later = |seen: &Evidence| {
+            let recorded_ms = sandbox.evidence.at_ms();
+            seen.at_ms() >= recorded_ms || recorded_ms > Some(now_ms)
+        };
         match latest.filter(|_| !has_nothing(sandbox)) {
-            Some(evidence) if evidence.at_ms() >= sandbox.evidence.at_ms() => evidence,
-            _ => sandbox.evidence.clone(),
+            Some(evidence) if is_later(&evidence) => evidence,
+            Some(_) | None => sandbox.evidence.clone(),
         }
     }
 
