@@ -88,7 +88,7 @@ pub use drain::DrainStatus;
 pub use engine::Engine;
 pub use error::EngineError;
 pub use execution::QueueRequest;
-pub use gate::{Gate, GateSetting, Gates};
+pub use gate::{Gate, GateSetting, Gates, SetBy};
 pub use handle::Handle;
 pub use hook::{Delivered, Delivery, Undelivered, Webhooks};
 pub use inside::{AnswerInside, FromInside, Inside};

@@ -21,17 +21,11 @@ pub struct Build {
     pub version: String,
     /// The commit it was built from.
     pub commit: String,
-    /// Where the switch of a gate was set, by the gate's name; those that are not here have their default.
-    pub gates_set_by: BTreeMap<String, String>,
 }
 
 impl Default for Build {
     fn default() -> Self {
-        Self {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            commit: "unknown".to_owned(),
-            gates_set_by: BTreeMap::new(),
-        }
+        Self { version: env!("CARGO_PKG_VERSION").to_owned(), commit: "unknown".to_owned() }
     }
 }
 
