@@ -54,6 +54,9 @@ pub struct Bounds {
     pub header_within: Duration,
     /// How long a body may pause.
     pub body_idle: Duration,
+    /// How long one may take that is kept as a whole: a byte now and then holds no request for ever. Those that are
+    /// streamed are as long as they are, and only may not pause.
+    pub body_within: Duration,
     /// How long a reader may refuse to read before it is let go: what it does not read, nobody keeps for it.
     pub write_idle: Duration,
     /// The longest that a request waits for a sandbox: who needs longer asks again.
@@ -91,6 +94,7 @@ impl Default for Bounds {
             archive_bytes_max: 16 << 30,
             header_within: Duration::from_secs(10),
             body_idle: Duration::from_secs(30),
+            body_within: Duration::from_secs(60),
             write_idle: Duration::from_secs(30),
             wait_max: Duration::from_secs(300),
             heartbeat: Duration::from_secs(15),

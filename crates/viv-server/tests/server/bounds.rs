@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::Method;
+use futures_util::stream;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -123,6 +124,20 @@ async fn s5_garbage_and_slow_and_large_heads_are_refused_and_the_server_serves_o
     assert!(refused.is_empty() || refused.starts_with("HTTP/1.1 4"), "{refused}");
     let fine = say(address, b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
     assert!(fine.starts_with("HTTP/1.1 200"), "{fine}");
+}
+
+/// A byte now and then is no pause, and yet not for ever.
+#[tokio::test]
+async fn s5_a_body_that_comes_in_drops_is_cut_off() {
+    let bounds = Bounds { body_within: Duration::from_millis(300), ..Bounds::default() };
+    let world = World::with(bounds, |_| {}).await;
+    let drops = stream::unfold((), |()| async {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        Some((Ok::<_, std::io::Error>(" "), ()))
+    });
+    let request = bare(Method::POST, "/v1/sandboxes", &world.admin).header("content-type", "application/json");
+    let refused = world.whole(request.body(Body::from_stream(drops)).unwrap()).await.is(408);
+    assert_eq!(refused.code(), "request_timeout");
 }
 
 #[tokio::test]
