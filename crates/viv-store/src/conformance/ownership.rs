@@ -62,7 +62,7 @@ async fn writes(
     let refused = |answer: Result<(), StoreError>| matches!(answer, Err(StoreError::Superseded));
     let (id, hook) = (&sandbox.id, subscription(1).id);
     let after = Sandbox { version: next.version + 1, ..next.clone() };
-    let saved = Snapshot { state: SnapshotState::Saving, ..row(lab, "late", Some(sandbox), 1) };
+    let saved = Snapshot { state: SnapshotState::Saving, ..row(lab, "snp_late", Some(sandbox), 1) };
     let task_row = task(1, 1);
     let output =
         TaskOutput { execution: task_row.execution_of(Some(0)), task: task_row.id, offset: 0, data: b"late".to_vec() };
