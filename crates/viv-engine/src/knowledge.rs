@@ -29,6 +29,8 @@ pub(crate) struct Known {
     users: u32,
     stops: u64,
     last_reads: HashMap<String, u64>,
+    /// What those inside asked for.
+    requests: u64,
     /// It did not answer when it was looked for: until when it is left alone, and for how long the next time.
     quiet: Option<(u64, u64)>,
 }
@@ -249,6 +251,18 @@ impl Knowledge {
         let known = self.lock();
         let known = known.get(sandbox)?;
         Some(if known.users > 0 { now_ms } else { known.used_at_ms })
+    }
+
+    /// Somebody inside asked for something, and was answered.
+    pub(crate) fn requested(&self, sandbox: &SandboxId) {
+        if let Some(known) = self.lock().get_mut(sandbox) {
+            known.requests = known.requests.saturating_add(1);
+        }
+    }
+
+    /// How often somebody inside did, since this daemon began.
+    pub(crate) fn requests(&self, sandbox: &SandboxId) -> u64 {
+        self.lock().get(sandbox).map_or(0, |known| known.requests)
     }
 
     /// Somebody looked at it.

@@ -36,6 +36,7 @@ mod adopt;
 pub mod alert;
 mod audit;
 mod audit_store;
+mod backup;
 mod breaker;
 pub mod cleanup;
 mod clock;

@@ -56,6 +56,8 @@ pub struct Resources {
     pub deadline: Option<Deadline>,
     /// What it has to do without on this machine, and why.
     pub lacks: BTreeMap<Capability, String>,
+    /// What those inside asked for since the daemon began: schedules, steps, effects (O2).
+    pub requests: u64,
     /// Who was asked.
     pub via: ObservedVia,
     /// When.
@@ -196,6 +198,7 @@ impl Engine {
             disk,
             deadline: seen.deadline,
             lacks: seen.lacks,
+            requests: inner.knowledge.requests(&sandbox.id),
             via: seen.via,
             at_ms: inner.clock.now_ms(),
         })

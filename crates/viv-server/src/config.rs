@@ -1,6 +1,6 @@
 //! How the server is set up. Every bound has its reason beside it (S5); defaults are what ships.
 
-use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// How the server is set up.
@@ -10,6 +10,8 @@ pub struct ServerConfig {
     pub build: Build,
     /// What is too much.
     pub bounds: Bounds,
+    /// Where copies of the store are made that somebody asks for; without, there are none.
+    pub copies: Option<PathBuf>,
     /// Folders of the host that only those are told of who run it (S6).
     pub private_places: Vec<String>,
 }

@@ -199,6 +199,7 @@ async fn daemon(
     let build = Build { commit: COMMIT.to_owned(), ..Build::default() };
     let mut setup = ServerConfig { build, ..ServerConfig::default() };
     setup.private_places = private_places;
+    setup.copies = Some(data.to_owned());
     let rate = &mut setup.bounds.wrong_key_rate;
     rate.burst = file.server.wrong_keys_max.map_or(rate.burst, f64::from);
     rate.per_second = file.server.wrong_keys_per_s.map_or(rate.per_second, f64::from);
