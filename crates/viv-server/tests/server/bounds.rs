@@ -205,7 +205,7 @@ async fn s5_one_key_takes_its_share_and_an_operator_always_gets_in() {
     let (greedy, other) = (world.key("default", false).await, world.key("default", true).await);
     // A body that never comes is a request that is being answered.
     let upload = || {
-        let body = Body::from_stream(futures_util::stream::pending::<Result<axum::body::Bytes, std::io::Error>>());
+        let body = Body::from_stream(stream::pending::<Result<axum::body::Bytes, std::io::Error>>());
         let request = bare(Method::POST, "/v1/sandboxes", &greedy).header("content-type", "application/json");
         tokio::spawn(world.router.clone().oneshot(request.body(body).unwrap()))
     };
