@@ -1,15 +1,20 @@
 //! What the daemon costs when nothing happens, with 100,000 sandboxes in the record and 100 that live, how fast it
-//! answers then, and how long it takes to be back after a `kill -9`.
+//! answers then, how soon it shows that something was killed (T3), and how long it takes to be back after a `kill -9`,
+//! by itself and by a standby, also when the owner only hangs (J8).
 //!
-//! `VIV_BENCH_RECORDS` and `VIV_BENCH_LIVE` change the numbers.
+//! `VIV_BENCH_RECORDS`, `VIV_BENCH_LIVE` and `VIV_BENCH_IDLE_S` change the numbers.
 
 use std::fs;
 use std::path::Path;
+use std::process::Child;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use viv_api::query::ListSandboxes;
-use viv_api::sandbox::CreateSandbox;
+use rustix::process::Signal;
+use viv_api::client::Client;
+use viv_api::diagnosis::HostView;
+use viv_api::query::{ListSandboxes, StatsQuery};
+use viv_api::sandbox::{CreateSandbox, Status};
 use viv_core::SandboxId;
 use viv_core::lifecycle::{Actor, Moment, NewSandbox, Phase, Sandbox, Timings};
 use viv_core::spec::{Policy, Project, SandboxSpec};
@@ -20,10 +25,10 @@ mod common;
 mod daemon;
 
 use common::{fresh, median};
-use daemon::{client_of, serve};
+use daemon::{client_of, serve, stand_by, wait_for};
 
-/// How long nothing happens.
-const IDLE: Duration = Duration::from_secs(30);
+/// How long nothing happens: what is periodic runs every minute at the latest, so each of it at least twice.
+const IDLE_S: usize = 130;
 
 /// Repetitions of each timed read.
 const ROUNDS: usize = 50;
@@ -58,12 +63,13 @@ fn main() {
     println!("{live} sandboxes ready in {:.1} s, 8 at a time", began.elapsed().as_secs_f64());
 
     // Evidence grows old meanwhile, and nobody looks: that is what it costs to have them.
+    let idle = Duration::from_secs(number("VIV_BENCH_IDLE_S", IDLE_S) as u64);
     let before = cpu_seconds(daemon.id());
-    std::thread::sleep(IDLE);
+    std::thread::sleep(idle);
     let used = cpu_seconds(daemon.id()) - before;
     println!(
-        "processor when nothing happens      {:>8.2} % of a core (over {IDLE:?})",
-        100.0 * used / IDLE.as_secs_f64()
+        "processor when nothing happens      {:>8.2} % of a core (over {idle:?})",
+        100.0 * used / idle.as_secs_f64()
     );
     println!("memory of the daemon                {:>8.1} MiB", rss_mib(daemon.id()));
 
@@ -76,12 +82,25 @@ fn main() {
         repeated(|| drop(handle.get().unwrap()))
     };
     println!("one sandbox                          {get:>8.2} ms");
+    let all = ListSandboxes { all: true, ..ListSandboxes::default() };
+    println!("a page of all that are recorded      {:>8.2} ms", repeated(|| drop(client.list(&all).unwrap())));
+    let labelled = ListSandboxes { label: vec!["team=bench".parse().unwrap()], ..all };
+    println!("a page of those with a label         {:>8.2} ms", repeated(|| drop(client.list(&labelled).unwrap())));
+    let stats = StatsQuery::default();
+    println!("figures                              {:>8.2} ms", repeated(|| drop(client.stats(&stats).unwrap())));
+
+    println!("agent killed, not ready after        {:>8.1} ms", seen_dead(&client, |host| host.agent_pid));
+    println!("shim killed, not ready after         {:>8.1} ms", seen_dead(&client, |host| host.shim_pid));
 
     daemon.kill().unwrap();
     daemon.wait().unwrap();
     let began = Instant::now();
-    let mut daemon = serve(folder.path());
+    let daemon = serve(folder.path());
     println!("after kill -9, ready again after     {:>8.1} ms", ms(began.elapsed()));
+    let (daemon, took) = taken_over(folder.path(), daemon, Signal::KILL);
+    println!("killed, a standby serves after       {:>8.1} ms", ms(took));
+    let (mut daemon, took) = taken_over(folder.path(), daemon, Signal::STOP);
+    println!("stopped, a standby serves after      {:>8.1} ms", ms(took));
     let client = client_of(folder.path());
     let began = Instant::now();
     client.list(&list).unwrap();
@@ -92,6 +111,39 @@ fn main() {
     }
     daemon.kill().unwrap();
     daemon.wait().unwrap();
+}
+
+/// Kills a part of a sandbox from outside, and looks until it is not called ready.
+fn seen_dead(client: &Client, part: impl Fn(&HostView) -> Option<u32>) -> f64 {
+    let made = client.create(&CreateSandbox::default(), None).unwrap().into_sandbox();
+    let handle = client.sandbox(made.id);
+    let host = handle.diagnosis().unwrap().host.expect("an admin is told");
+    send(part(&host).expect("it runs"), Signal::KILL);
+    let began = Instant::now();
+    while handle.get().unwrap().status == Status::Ready {
+        assert!(began.elapsed() < Duration::from_secs(60), "it is called ready on and on");
+    }
+    let took = began.elapsed();
+    handle.delete(None).unwrap();
+    ms(took)
+}
+
+/// The owner gets this signal while another one stands by: that one, and when it served.
+fn taken_over(data: &Path, mut owner: Child, signal: Signal) -> (Child, Duration) {
+    let heir = stand_by(data);
+    let began = Instant::now();
+    send(owner.id(), signal);
+    wait_for(data, heir.id());
+    let took = began.elapsed();
+    // One that only hung was killed by who took over.
+    let _ = owner.kill();
+    owner.wait().unwrap();
+    (heir, took)
+}
+
+fn send(pid: u32, signal: Signal) {
+    let pid = rustix::process::Pid::from_raw(pid.cast_signed()).unwrap();
+    rustix::process::kill_process(pid, signal).unwrap();
 }
 
 /// Records of sandboxes that are over, as a long life leaves them.

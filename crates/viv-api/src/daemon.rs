@@ -67,9 +67,9 @@ pub struct Gate {
     pub about: String,
     /// Where its switch was set: `default`, `file`, `environment`.
     pub set_by: String,
-    /// For how many of a hundred sandboxes it is on, if not for all or none.
+    /// For how many of a hundred sandboxes it is on, if not for all or none; of those outside of `except_projects`.
     pub percent: Option<u8>,
-    /// Projects for which it is the other way around.
+    /// Projects for which it is otherwise.
     #[serde(default)]
     pub except_projects: Vec<String>,
 }

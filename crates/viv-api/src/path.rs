@@ -122,6 +122,8 @@ pub const TASK_MARK: &str = "/v1/tasks/{task}/mark";
 pub const TASK_LOGS: &str = "/v1/tasks/{task}/logs/{step}";
 /// Drain: begin, look at, end.
 pub const DRAIN: &str = "/v1/drain";
+/// A copy of what is recorded.
+pub const BACKUP: &str = "/v1/backup";
 
 /// All snapshots: list, and read one from a file.
 pub const SNAPSHOTS: &str = "/v1/snapshots";

@@ -95,4 +95,14 @@ pub struct Operations {
     pub executions: u64,
     /// Calls about files.
     pub file_calls: u64,
+    /// What those inside asked for: schedules, steps of tasks, effects.
+    #[serde(default)]
+    pub agent_requests: u64,
+}
+
+impl Operations {
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        self.executions.saturating_add(self.file_calls).saturating_add(self.agent_requests)
+    }
 }

@@ -344,7 +344,7 @@ impl World<'_> {
             return Ok(());
         }
         self.report.ready += 1;
-        let age_ms = view.evidence.at_ms().map(|at_ms| view.now_ms.saturating_sub(at_ms));
+        let age_ms = view.evidence.age_ms(view.now_ms);
         let well = view.evidence.finding_for(&view.sandbox.spec) == Some(Finding::Ok);
         holds("ready-is-shown-on-evidence", well && age_ms.is_some_and(|age_ms| age_ms <= EVIDENCE_MS_MAX), || {
             format!("{id} is called ready on {:?} at {}", view.evidence, view.now_ms)

@@ -237,7 +237,7 @@ pub struct Without {
 }
 
 impl Plan {
-    /// The world of this seed, as `make sim` has it: 200 steps, and every third one without calls that go wrong, where
+    /// The world of this seed, as `make simulate` has it: 200 steps, and every third one without calls that go wrong, where
     /// bounds in time are checked.
     pub fn of(seed: u64) -> Self {
         let faults_percent = match seed % 3 {

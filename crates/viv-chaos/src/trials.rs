@@ -94,7 +94,7 @@ pub const IN_WORLDS: &[(Gate, &[&str])] = &[
 /// Switches these off for everybody.
 pub fn off(gates: &[Gate]) -> Gates {
     let all = Gates::default();
-    let setting = || GateSetting { percent: 0, projects: BTreeMap::new() };
+    let setting = GateSetting::off;
     all.replace(gates.iter().map(|gate| (*gate, setting())).collect());
     all
 }

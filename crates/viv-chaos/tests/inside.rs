@@ -139,6 +139,8 @@ fn j4_a_daemon_that_dies_at_any_point_makes_one_schedule() {
             let asking = place.ask(&id, "add").await;
             assert_ne!(place.told(&id, &asking).await.unwrap(), made);
             assert_eq!(place.schedules(&id).await.len(), 2);
+            let record = place.store.get(&id).await.unwrap().unwrap();
+            assert!(place.engine.resources(&record).await.unwrap().requests >= 1, "it is counted (O2)");
         });
     }
 }

@@ -90,7 +90,7 @@ fn l18_an_entry_into_what_is_saved_needs_room() {
 fn l18_an_entry_that_was_accepted_waits_for_room() {
     paused(async {
         let exempt: Project = "exempt".parse().unwrap();
-        let off = GateSetting { percent: 100, projects: [(exempt.clone(), 0)].into() };
+        let off = GateSetting::off_for(exempt.clone());
         let place = place_with(|config| {
             config.quota = Quota::of(1, 1);
             config.gates.replace([(Gate::Quota, off)].into());
@@ -388,7 +388,7 @@ fn l8_a_stop_of_what_is_lost_is_answered_when_it_was_looked_for() {
 fn o9_listings_and_grace_are_switched_by_project() {
     paused(async {
         let hasty: Project = "hasty".parse().unwrap();
-        let off = || GateSetting { percent: 100, projects: [(hasty.clone(), 0)].into() };
+        let off = || GateSetting::off_for(hasty.clone());
         let gates = [(Gate::TwoListings, off()), (Gate::OrphanGrace, off())].into();
         let place = place_with(|config| drop(config.gates.replace(gates))).await;
         let mut instances = Vec::new();
@@ -536,7 +536,7 @@ fn l21_a_part_of_a_listing_does_not_show_that_a_daemon_is_drained() {
 fn l21_who_waits_for_room_is_waited_for_by_a_drain() {
     paused(async {
         let exempt: Project = "exempt".parse().unwrap();
-        let off = GateSetting { percent: 100, projects: [(exempt.clone(), 0)].into() };
+        let off = GateSetting::off_for(exempt.clone());
         let place = place_with(|config| {
             config.quota = Quota::of(1, 1);
             config.gates.replace([(Gate::Quota, off)].into());

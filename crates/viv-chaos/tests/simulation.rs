@@ -1,4 +1,4 @@
-//! A few hundred seeds, each a world of its own (P1, P3). More of them: `make sim SEEDS=20000`.
+//! A few hundred seeds, each a world of its own (P1, P3). More of them: `SEEDS=0..20000 make simulate`.
 #![allow(missing_docs, reason = "tests")]
 
 use std::collections::BTreeSet;
@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use viv_chaos::{Deed, INVARIANTS, Plan, StoreKind, Trouble, run, shrink, sweep};
 
 /// How many worlds there are when nothing is said.
-const SEEDS: u64 = 150;
+const SEEDS: u64 = 300;
 
 fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|number| number.parse().ok()).unwrap_or(otherwise)

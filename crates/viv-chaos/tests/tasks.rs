@@ -555,7 +555,7 @@ fn k5_a_stop_in_the_middle_of_effects_lets_none_begin_after_it() {
 
 fn off(gate: Gate) -> impl FnOnce(&mut EngineConfig) {
     move |config| {
-        config.gates.replace([(gate, GateSetting { percent: 0, projects: BTreeMap::new() })].into());
+        config.gates.replace([(gate, GateSetting::off())].into());
     }
 }
 
@@ -594,7 +594,7 @@ fn o9_without_its_gate_each_promise_is_broken() {
             50,
             hearing(|config| {
                 let both = [Gate::DurableStop, Gate::PushedCancellation];
-                let setting = || GateSetting { percent: 0, projects: BTreeMap::new() };
+                let setting = GateSetting::off;
                 config.gates.replace(both.map(|gate| (gate, setting())).into());
             }),
         )

@@ -373,8 +373,7 @@ impl Inner {
     fn look_at_the_unseen(self: &Arc<Self>, records: &[Sandbox], config: &CleanupConfig) {
         let (now_ms, period_ms) = (self.clock.now_ms(), config.period.as_millis() as u64);
         for record in records.iter().filter(|record| record.phase == Phase::Ready) {
-            let seen_ms = self.knowledge.evidence(record).at_ms().unwrap_or_default();
-            if now_ms.saturating_sub(seen_ms) >= period_ms {
+            if self.knowledge.evidence(record, now_ms).age_ms(now_ms).is_none_or(|age_ms| age_ms >= period_ms) {
                 self.signal_health(&record.id);
             }
         }

@@ -180,10 +180,11 @@ fn remarks(view: &View, whereabouts: Option<&Whereabouts>, seen: Option<&Observa
     let mut say = |code, what: String, helps: String| remarks.push(Remark::of(code, what, helps).from(known(view)));
     let message = view.sandbox.cause.message.clone().unwrap_or_default();
     if view.status == Status::Unverified {
-        let age = view.evidence.at_ms().map_or_else(
-            || "it was not probed since the daemon began".to_owned(),
-            |at_ms| format!("the last probe was {} s ago", view.now_ms.saturating_sub(at_ms) / 1000),
-        );
+        let age = match (view.evidence.at_ms(), view.evidence.age_ms(view.now_ms)) {
+            (None, _) => "it was not probed since the daemon began".to_owned(),
+            (Some(_), None) => "the last probe was before the clock was set back".to_owned(),
+            (Some(_), Some(age_ms)) => format!("the last probe was {} s ago", age_ms / 1000),
+        };
         say("unverified", age, format!("viv show --verify {id}"));
     }
     match view.evidence.finding() {

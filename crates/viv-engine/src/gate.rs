@@ -1,6 +1,8 @@
 //! Protective gates: each has a name and a switch, on by default (O9).
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use viv_core::SandboxId;
@@ -96,18 +98,86 @@ impl Gate {
     }
 }
 
+/// Where the switch of a gate was set.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum SetBy {
+    /// Nowhere.
+    #[default]
+    Default,
+    /// In the configuration file.
+    File,
+    /// In the environment.
+    Environment,
+}
+
+impl SetBy {
+    /// In a word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::File => "file",
+            Self::Environment => "environment",
+        }
+    }
+}
+
 /// How a gate is switched.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct GateSetting {
     /// Of how many sandboxes in a hundred it is on.
     pub percent: u8,
     /// Projects for which it is otherwise.
     pub projects: BTreeMap<Project, u8>,
+    /// Where that was said.
+    pub set_by: SetBy,
 }
 
 impl Default for GateSetting {
     fn default() -> Self {
-        Self { percent: 100, projects: BTreeMap::new() }
+        Self { percent: 100, projects: BTreeMap::new(), set_by: SetBy::Default }
+    }
+}
+
+impl GateSetting {
+    /// Off for everybody.
+    pub fn off() -> Self {
+        Self { percent: 0, ..Self::default() }
+    }
+
+    /// Off for this project alone.
+    pub fn off_for(project: Project) -> Self {
+        Self { projects: [(project, 0)].into(), ..Self::default() }
+    }
+
+    /// Whether it is on for everybody.
+    pub fn is_on_everywhere(&self) -> bool {
+        self.percent == 100 && self.projects.values().all(|percent| *percent == 100)
+    }
+
+    /// The projects for which it is not as for the others, and how.
+    pub fn others(&self) -> impl Iterator<Item = (&Project, u8)> {
+        let differs = move |(_, percent): &(&Project, &u8)| **percent != self.percent;
+        self.projects.iter().filter(differs).map(|(project, percent)| (project, *percent))
+    }
+
+    /// Whether it is switched in the same way, wherever that was said.
+    fn is_as(&self, other: &Self) -> bool {
+        (self.percent, &self.projects) == (other.percent, &other.projects)
+    }
+}
+
+/// `off`, `on for 20 %`, `on, for test off`.
+impl fmt::Display for GateSetting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fn word(percent: u8) -> Cow<'static, str> {
+            match percent {
+                0 => "off".into(),
+                1..100 => format!("on for {percent} %").into(),
+                100.. => "on".into(),
+            }
+        }
+        f.write_str(&word(self.percent))?;
+        self.others().try_for_each(|(project, percent)| write!(f, ", for {project} {}", word(percent)))
     }
 }
 
@@ -130,8 +200,7 @@ impl Gates {
 
     /// Whether it is on for everybody.
     pub fn is_on_everywhere(&self, gate: Gate) -> bool {
-        let setting = self.setting(gate);
-        setting.percent == 100 && setting.projects.values().all(|percent| *percent == 100)
+        self.setting(gate).is_on_everywhere()
     }
 
     /// Whether it is off for everybody. What protects all of them together is off only then.
@@ -153,7 +222,7 @@ impl Gates {
         Gate::ALL
             .into_iter()
             .zip(before)
-            .filter(|(gate, before)| self.setting(*gate) != *before)
+            .filter(|(gate, before)| !self.setting(*gate).is_as(before))
             .map(|(gate, _)| gate)
             .collect()
     }
@@ -167,13 +236,16 @@ mod tests {
     fn o9_what_is_switched_for_some_is_not_off_for_all() {
         let gates = Gates::default();
         let test: Project = "test".parse().unwrap();
-        let but_test = GateSetting { percent: 100, projects: [(test.clone(), 0)].into() };
+        let but_test = GateSetting::off_for(test.clone());
+        assert_eq!((but_test.to_string().as_str(), but_test.is_on_everywhere()), ("on, for test off", false));
+        let elsewhere = GateSetting { set_by: SetBy::File, ..but_test.clone() };
         assert_eq!(gates.replace([(Gate::Breaker, but_test)].into()), [Gate::Breaker]);
+        assert_eq!(gates.replace([(Gate::Breaker, elsewhere)].into()), [], "where it was said is no switch");
         assert!(!gates.is_on_everywhere(Gate::Breaker) && !gates.is_off_everywhere(Gate::Breaker));
         let sandbox = SandboxId::from_bytes([1; 16]);
         assert!(gates.is_on(Gate::Breaker, &Project::default(), &sandbox));
         assert!(!gates.is_on(Gate::Breaker, &test, &sandbox));
-        gates.replace([(Gate::Breaker, GateSetting { percent: 0, projects: [(test, 0)].into() })].into());
+        gates.replace([(Gate::Breaker, GateSetting { percent: 0, ..GateSetting::off_for(test) })].into());
         assert!(gates.is_off_everywhere(Gate::Breaker));
         assert!(gates.is_on_everywhere(Gate::Quota));
     }

@@ -6,7 +6,7 @@ use serde_json::json;
 use viv_core::exec::{ExecSpec, ExecState, ExecStatus, TtySize};
 use viv_core::execution::{Execution, Place, Queued, START_UNKNOWN, Stage};
 use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked};
-use viv_core::lifecycle::{Actor, EntryKind, Finding, Phase, Sandbox, Status};
+use viv_core::lifecycle::{Actor, EntryKind, Phase, Sandbox};
 use viv_core::spec::Project;
 use viv_core::{ExecutionId, Generation, OperationId, SandboxId};
 use viv_provider::{
@@ -56,14 +56,8 @@ impl Engine {
         let gated = inner.config.gates.is_on(Gate::ProbeBeforeUse, &sandbox.project, &sandbox.id);
         if sandbox.phase == Phase::Ready && gated && !inner.knowledge.has_probed(&sandbox) {
             let view = self.verify(&sandbox.id).await?;
-            // A check that could not be made or recorded is no evidence: it does not open the door, and neither does what
-            // the daemon before this one found.
-            if view.status != Status::Ready || !inner.knowledge.has_probed(&view.sandbox) {
-                let finding = view.evidence.finding().filter(|finding| *finding != Finding::Ok);
-                let finding = finding.unwrap_or(Finding::Timeout);
-                let unmade = || format!("it is {}, and could not be probed", view.sandbox.phase.name().as_str());
-                let what = view.evidence.complaint().unwrap_or_else(unmade);
-                return Err(EngineError::Unfit { sandbox: view.sandbox.id, finding, what });
+            if !inner.is_seen_well(&view) {
+                return Err(view.unfit());
             }
             sandbox = view.sandbox;
             check_generation(&sandbox, generation)?;

@@ -186,6 +186,7 @@ impl Engine {
             let id = request.id.clone();
             let answer = self.answer(answers, instance, request).await?;
             inner.reached("inside.done");
+            inner.knowledge.requested(&instance.sandbox);
             match self.give_answer(instance, &id, &answer).await {
                 // Whoever asked did not wait for it.
                 Ok(()) | Err(EngineError::Provider(ProviderError::NotFound { .. })) => {}

@@ -29,6 +29,8 @@ pub(crate) struct Known {
     users: u32,
     stops: u64,
     last_reads: HashMap<String, u64>,
+    /// What those inside asked for.
+    requests: u64,
     /// It did not answer when it was looked for: until when it is left alone, and for how long the next time.
     quiet: Option<(u64, u64)>,
 }
@@ -162,12 +164,17 @@ impl Knowledge {
         known.get(&sandbox.id).filter(|known| known.generation == Some(sandbox.generation)).and_then(what)
     }
 
-    /// The latest evidence about the current generation. What the record has is of its last transition.
-    pub(crate) fn evidence(&self, sandbox: &Sandbox) -> Evidence {
+    /// The latest evidence about the current generation. What the record has is of its last transition; from the future
+    /// it is of a daemon before this one, whose clock was set back since, and what was seen here is later (T3).
+    pub(crate) fn evidence(&self, sandbox: &Sandbox, now_ms: u64) -> Evidence {
         let latest = self.about(sandbox, |known| known.evidence.clone());
+        let is_later = |seen: &Evidence| {
+            let recorded_ms = sandbox.evidence.at_ms();
+            seen.at_ms() >= recorded_ms || recorded_ms > Some(now_ms)
+        };
         match latest.filter(|_| !has_nothing(sandbox)) {
-            Some(evidence) if evidence.at_ms() >= sandbox.evidence.at_ms() => evidence,
-            _ => sandbox.evidence.clone(),
+            Some(evidence) if is_later(&evidence) => evidence,
+            Some(_) | None => sandbox.evidence.clone(),
         }
     }
 
@@ -244,6 +251,18 @@ impl Knowledge {
         let known = self.lock();
         let known = known.get(sandbox)?;
         Some(if known.users > 0 { now_ms } else { known.used_at_ms })
+    }
+
+    /// Somebody inside asked for something, and was answered.
+    pub(crate) fn requested(&self, sandbox: &SandboxId) {
+        if let Some(known) = self.lock().get_mut(sandbox) {
+            known.requests = known.requests.saturating_add(1);
+        }
+    }
+
+    /// How often somebody inside did, since this daemon began.
+    pub(crate) fn requests(&self, sandbox: &SandboxId) -> u64 {
+        self.lock().get(sandbox).map_or(0, |known| known.requests)
     }
 
     /// Somebody looked at it.

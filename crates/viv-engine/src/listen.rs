@@ -111,8 +111,8 @@ impl Inner {
         if record.phase != Phase::Ready || !is_current {
             return Ok(());
         }
-        let mut evidence = self.knowledge.evidence(&record);
         let at_ms = self.clock.now_ms();
+        let mut evidence = self.knowledge.evidence(&record, at_ms);
         let check = Check { finding: Finding::Unhealthy, at_ms, took_ms: 0, message: Some(how.to_owned()) };
         evidence.services.retain(|known| known.service != *service);
         evidence.services.push(ServiceCheck { service: service.clone(), execution: execution.clone(), check });

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use viv_core::lifecycle::{Actor, EntryKind, Evidence, Observed, Phase, PhaseName, Sandbox, Status, status};
+use viv_core::lifecycle::{Actor, EntryKind, Evidence, Finding, Observed, Phase, PhaseName, Sandbox, Status, status};
 use viv_core::planted::{Planted, is_planted};
 use viv_core::spec::{Name, Project};
 use viv_core::{Generation, SandboxId};
@@ -13,6 +13,9 @@ use viv_store::{Cursor, JournalFilter, JournalLine, ListQuery};
 use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
 use crate::gate::Gate;
+
+/// What became ready while it was looked at, on a probe of before, is looked at once more.
+const LOOKS_MAX: usize = 2;
 
 /// Which sandbox is meant.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,6 +56,8 @@ pub struct Resources {
     pub deadline: Option<Deadline>,
     /// What it has to do without on this machine, and why.
     pub lacks: BTreeMap<Capability, String>,
+    /// What those inside asked for since the daemon began: schedules, steps, effects (O2).
+    pub requests: u64,
     /// Who was asked.
     pub via: ObservedVia,
     /// When.
@@ -74,11 +79,27 @@ pub struct Stats {
     pub known: usize,
 }
 
+impl View {
+    /// It is recorded as ready, and could not be seen to be.
+    pub(crate) fn unfit(self) -> EngineError {
+        let finding = self.evidence.finding().filter(|finding| *finding != Finding::Ok).unwrap_or(Finding::Timeout);
+        let unmade = || format!("it is {}, and could not be probed", self.sandbox.phase.name().as_str());
+        let what = self.evidence.complaint().unwrap_or_else(unmade);
+        EngineError::Unfit { sandbox: self.sandbox.id, finding, what }
+    }
+}
+
 impl Inner {
+    /// Whether it was seen to be well since this daemon began. A check that could not be made or recorded is no evidence:
+    /// it opens no door, and neither does what the daemon before this one found (T4).
+    pub(crate) fn is_seen_well(&self, view: &View) -> bool {
+        view.status == Status::Ready && self.knowledge.has_probed(&view.sandbox)
+    }
+
     /// Shows a record with what was seen lately.
     pub(crate) fn view(&self, sandbox: Sandbox) -> View {
         let now_ms = self.clock.now_ms();
-        let evidence = self.knowledge.evidence(&sandbox);
+        let evidence = self.knowledge.evidence(&sandbox, now_ms);
         let observed = self.knowledge.last_observed(&sandbox);
         let mut status = status(&sandbox, &evidence, now_ms);
         if status == Status::Unverified && !self.config.gates.is_on(Gate::EvidenceAges, &sandbox.project, &sandbox.id) {
@@ -127,11 +148,21 @@ impl Engine {
         Ok(self.inner.shown(sandbox))
     }
 
-    /// Looks and probes now, and then tells (T3). Not activity.
+    /// Looks and probes now, and then tells (T3). Not activity. A look that could not be made shows nothing: `ready` is
+    /// what was probed since it was asked for, and not what somebody saw before.
     pub async fn verify(&self, sandbox: &SandboxId) -> Result<View, EngineError> {
-        self.inner.check_health(sandbox).await?;
-        let record = self.inner.load(sandbox).await?;
-        Ok(self.inner.view(record))
+        let inner = &self.inner;
+        let asked_ms = inner.clock.now_ms();
+        for _ in 0..LOOKS_MAX {
+            inner.check_health(sandbox).await;
+            let view = inner.view(inner.load(sandbox).await?);
+            if view.status != Status::Ready || view.evidence.at_ms() >= Some(asked_ms) {
+                return Ok(view);
+            }
+        }
+        let view = inner.view(inner.load(sandbox).await?);
+        let status = if view.status == Status::Ready { Status::Unverified } else { view.status };
+        Ok(View { status, ..view })
     }
 
     /// A page of sandboxes, newest first.
@@ -167,6 +198,7 @@ impl Engine {
             disk,
             deadline: seen.deadline,
             lacks: seen.lacks,
+            requests: inner.knowledge.requests(&sandbox.id),
             via: seen.via,
             at_ms: inner.clock.now_ms(),
         })

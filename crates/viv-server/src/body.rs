@@ -1,4 +1,5 @@
-//! Bodies on their way in: bounded in size, and in how long they may pause.
+//! Bodies on their way in: bounded in size, in how long they may pause and, where they are kept as a whole, in how long
+//! they may take.
 
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -6,19 +7,21 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, header};
-use futures_util::{Stream, StreamExt, stream};
+use futures_util::{Stream, StreamExt, TryStreamExt, stream};
 use http_body_util::BodyExt;
 use tokio_util::io::StreamReader;
 use viv_api::error::{ApiError, ErrorCode, ErrorDetails};
 use viv_provider::ByteReader;
 
+use crate::config::Bounds;
 use crate::refusal::{Answer, Refusal};
 
 /// Why a body was cut off.
 #[derive(Debug, Clone, Copy)]
 enum Cut {
     TooLarge { max: u64 },
-    TooSlow { idle: Duration },
+    Pauses { idle: Duration },
+    TooSlow { within: Duration },
     Broken,
 }
 
@@ -30,9 +33,13 @@ impl From<Cut> for Refusal {
                 let error = ApiError::new(ErrorCode::PayloadTooLarge, format!("the body has more than {max} bytes"));
                 error.hint("send less at once").details(details)
             }
-            Cut::TooSlow { idle } => {
+            Cut::Pauses { idle } => {
                 let message = format!("nothing more of the body came for {} s", idle.as_secs());
                 ApiError::new(ErrorCode::RequestTimeout, message).hint("send it again, without pauses")
+            }
+            Cut::TooSlow { within } => {
+                let message = format!("the body was not there after {} s", within.as_secs());
+                ApiError::new(ErrorCode::RequestTimeout, message).hint("send it again, faster, or less at once")
             }
             Cut::Broken => ApiError::new(ErrorCode::InvalidRequest, "the body broke off").hint("send it again"),
         })
@@ -48,7 +55,7 @@ fn announced(headers: &HeaderMap, max: u64) -> Result<(), Cut> {
 fn pieces(body: Body, max: u64, idle: Duration) -> impl Stream<Item = Result<Bytes, Cut>> + Send {
     stream::try_unfold((body, 0_u64), move |(mut body, so_far)| async move {
         loop {
-            let frame = tokio::time::timeout(idle, body.frame()).await.map_err(|_| Cut::TooSlow { idle })?;
+            let frame = tokio::time::timeout(idle, body.frame()).await.map_err(|_| Cut::Pauses { idle })?;
             let Some(frame) = frame.transpose().map_err(|_| Cut::Broken)? else { return Ok(None) };
             // Trailers are nothing to us.
             let Ok(bytes) = frame.into_data() else { continue };
@@ -62,14 +69,14 @@ fn pieces(body: Body, max: u64, idle: Duration) -> impl Stream<Item = Result<Byt
 }
 
 /// All of a small body.
-pub(crate) async fn whole(body: Body, headers: &HeaderMap, max: usize, idle: Duration) -> Answer<Vec<u8>> {
+pub(crate) async fn whole(body: Body, headers: &HeaderMap, max: usize, bounds: &Bounds) -> Answer<Vec<u8>> {
     announced(headers, max as u64)?;
-    let mut pieces = std::pin::pin!(pieces(body, max as u64, idle));
-    let mut all = Vec::new();
-    while let Some(piece) = pieces.next().await {
-        all.extend_from_slice(&piece?);
-    }
-    Ok(all)
+    let within = bounds.body_within;
+    let all = pieces(body, max as u64, bounds.body_idle).try_fold(Vec::new(), |mut all, piece| async move {
+        all.extend_from_slice(&piece);
+        Ok(all)
+    });
+    Ok(tokio::time::timeout(within, all).await.map_err(|_| Cut::TooSlow { within })??)
 }
 
 /// A body to be handed on as it comes.

@@ -1,6 +1,6 @@
 //! How the server is set up. Every bound has its reason beside it (S5); defaults are what ships.
 
-use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// How the server is set up.
@@ -10,6 +10,8 @@ pub struct ServerConfig {
     pub build: Build,
     /// What is too much.
     pub bounds: Bounds,
+    /// Where copies of the store are made that somebody asks for; without, there are none.
+    pub copies: Option<PathBuf>,
     /// Folders of the host that only those are told of who run it (S6).
     pub private_places: Vec<String>,
 }
@@ -21,17 +23,11 @@ pub struct Build {
     pub version: String,
     /// The commit it was built from.
     pub commit: String,
-    /// Where the switch of a gate was set, by the gate's name; those that are not here have their default.
-    pub gates_set_by: BTreeMap<String, String>,
 }
 
 impl Default for Build {
     fn default() -> Self {
-        Self {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            commit: "unknown".to_owned(),
-            gates_set_by: BTreeMap::new(),
-        }
+        Self { version: env!("CARGO_PKG_VERSION").to_owned(), commit: "unknown".to_owned() }
     }
 }
 
@@ -60,6 +56,9 @@ pub struct Bounds {
     pub header_within: Duration,
     /// How long a body may pause.
     pub body_idle: Duration,
+    /// How long one may take that is kept as a whole: a byte now and then holds no request for ever. Those that are
+    /// streamed are as long as they are, and only may not pause.
+    pub body_within: Duration,
     /// How long a reader may refuse to read before it is let go: what it does not read, nobody keeps for it.
     pub write_idle: Duration,
     /// The longest that a request waits for a sandbox: who needs longer asks again.
@@ -97,6 +96,7 @@ impl Default for Bounds {
             archive_bytes_max: 16 << 30,
             header_within: Duration::from_secs(10),
             body_idle: Duration::from_secs(30),
+            body_within: Duration::from_secs(60),
             write_idle: Duration::from_secs(30),
             wait_max: Duration::from_secs(300),
             heartbeat: Duration::from_secs(15),

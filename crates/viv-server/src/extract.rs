@@ -60,7 +60,7 @@ impl<T: DeserializeOwned + Send> FromRequest<ServerState> for Json<T> {
         if !is_json(&headers) {
             return Err(unsupported_media("application/json"));
         }
-        let bytes = whole(body, &headers, state.bounds().json_bytes_max, state.bounds().body_idle).await?;
+        let bytes = whole(body, &headers, state.bounds().json_bytes_max, state.bounds()).await?;
         parse(&bytes).map(Self)
     }
 }
@@ -70,7 +70,7 @@ impl<T: DeserializeOwned + Default + Send> FromRequest<ServerState> for MaybeJso
 
     async fn from_request(request: Request, state: &ServerState) -> Answer<Self> {
         let (headers, body) = split(request);
-        let bytes = whole(body, &headers, state.bounds().json_bytes_max, state.bounds().body_idle).await?;
+        let bytes = whole(body, &headers, state.bounds().json_bytes_max, state.bounds()).await?;
         if bytes.is_empty() && !headers.contains_key(header::CONTENT_TYPE) {
             return Ok(Self(T::default()));
         }

@@ -354,14 +354,15 @@ pub(crate) fn version(state: &ServerState) -> Version {
     let (engine, build) = (state.engine(), state.build());
     let gate = |gate: Gate| {
         let setting = engine.config().gates.setting(gate);
-        let others = setting.projects.iter().filter(|(_, percent)| **percent != setting.percent);
+        let others: Vec<String> = setting.others().map(|(project, _)| project.to_string()).collect();
         ShownGate {
             name: gate.name().to_owned(),
-            on: engine.config().gates.is_on_everywhere(gate),
+            on: setting.is_on_everywhere(),
             about: about(gate).to_owned(),
-            set_by: build.gates_set_by.get(gate.name()).cloned().unwrap_or_else(|| "default".to_owned()),
-            percent: (1..100).contains(&setting.percent).then_some(setting.percent),
-            except_projects: others.map(|(project, _)| project.to_string()).collect(),
+            set_by: setting.set_by.as_str().to_owned(),
+            // Beside projects for which it is otherwise, `off` would say of all what is so of some.
+            percent: ((1..100).contains(&setting.percent) || !others.is_empty()).then_some(setting.percent),
+            except_projects: others,
         }
     };
     Version {

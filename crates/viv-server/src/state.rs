@@ -1,9 +1,10 @@
 //! What all requests share.
 
 use std::net::IpAddr;
+use std::path::Path;
 use std::sync::Arc;
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Mutex, MutexGuard, Semaphore};
 use viv_core::lifecycle::Actor;
 use viv_engine::Engine;
 use viv_store::KeyScope;
@@ -36,6 +37,7 @@ struct Inner {
     executions: Executions,
     tally: Tally,
     logs: LogRing,
+    copying: Mutex<()>,
 }
 
 impl ServerState {
@@ -54,6 +56,7 @@ impl ServerState {
             executions: Executions::default(),
             tally: Tally::default(),
             logs,
+            copying: Mutex::new(()),
             engine,
             config,
         };
@@ -85,6 +88,16 @@ impl ServerState {
 
     pub(crate) fn build(&self) -> &Build {
         &self.inner.config.build
+    }
+
+    /// Where copies of the store are made.
+    pub(crate) fn copies(&self) -> Option<&Path> {
+        self.inner.config.copies.as_deref()
+    }
+
+    /// Makes copies one after the other.
+    pub(crate) async fn one_copy(&self) -> MutexGuard<'_, ()> {
+        self.inner.copying.lock().await
     }
 
     pub(crate) fn started_at_ms(&self) -> u64 {

@@ -2,6 +2,7 @@
 
 use ureq::http::Method;
 
+use super::files::Download;
 use super::http::Call;
 use super::{Client, Events, Result};
 use crate::alert::Alert;
@@ -9,6 +10,7 @@ use crate::bound::{KeyId, SandboxRef};
 use crate::cleanup::{BeginCleanup, Cleanup};
 use crate::daemon::{Doctor, Health, LogPage, Ready, Reconciler, Version};
 use crate::event::EventPage;
+use crate::header;
 use crate::key::{CreateKey, CreatedKey, Key};
 use crate::page::Page;
 use crate::path::{self, fill};
@@ -32,6 +34,12 @@ impl Client {
     /// What runs there.
     pub fn version(&self) -> Result<Version> {
         self.http.ask(Call::get(path::VERSION))
+    }
+
+    /// A copy of what is recorded, of one moment.
+    pub fn backup(&self) -> Result<Download> {
+        let response = self.http.send(Call::get(path::BACKUP).accept(header::BYTES).waits(None))?;
+        Ok(Download::of(response))
     }
 
     /// One part of the journal.

@@ -76,6 +76,12 @@ impl Place {
         Self { engine, ..self }
     }
 
+    /// Another daemon takes over, and the clock was set back by so much meanwhile.
+    pub(crate) async fn restart_earlier(mut self, by: Duration) -> Self {
+        self.clock = Clock::showing(self.clock.now_ms() - by.as_millis() as u64);
+        self.restart().await
+    }
+
     pub(crate) async fn ready(&self, lifetime_ms: u64) -> SandboxId {
         let policy = Policy { persistent: false, lifetime_ms, idle_ms: 900_000, ..Policy::default_for(None) };
         self.made(CreateRequest { policy, ..request() }).await

@@ -109,6 +109,13 @@ impl Evidence {
         self.checks().flatten().map(|check| check.at_ms).min()
     }
 
+    /// How long ago the oldest of the checks was made. `None` when there is none, and when one of them is from the
+    /// future: the clock was set back since, and how old it is cannot be told (T3).
+    pub fn age_ms(&self, now_ms: u64) -> Option<u64> {
+        let ages = self.checks().flatten().map(|check| now_ms.checked_sub(check.at_ms));
+        ages.collect::<Option<Vec<u64>>>()?.into_iter().max()
+    }
+
     /// What the first bad one says.
     pub fn complaint(&self) -> Option<String> {
         let what = |name: &str, check: &Check| {

@@ -58,7 +58,7 @@ pub fn status(sandbox: &Sandbox, latest: &Evidence, now_ms: u64) -> Status {
         Phase::Provisioning { .. } => Status::Provisioning,
         Phase::Verifying { .. } => Status::Verifying,
         Phase::Ready => {
-            let fresh = latest.at_ms().is_some_and(|at_ms| now_ms.saturating_sub(at_ms) <= EVIDENCE_MS_MAX);
+            let fresh = latest.age_ms(now_ms).is_some_and(|age_ms| age_ms <= EVIDENCE_MS_MAX);
             let well = latest.finding_for(&sandbox.spec) == Some(Finding::Ok);
             if fresh && well { Status::Ready } else { Status::Unverified }
         }

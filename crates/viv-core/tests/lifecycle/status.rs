@@ -43,10 +43,16 @@ fn t2_what_was_not_looked_at_is_not_ready() {
     }
 }
 
-/// A clock that was set back makes evidence young, never the arithmetic wrong.
+/// A clock that was set back does not make evidence young: how old it is cannot be told.
 #[test]
-fn t3_evidence_from_the_future_breaks_nothing() {
-    assert_eq!(of(&evidence(Finding::Ok, NOW_MS + 5), NOW_MS), Status::Ready);
+fn t3_evidence_from_the_future_proves_nothing() {
+    for ahead_ms in [1, 5, 3_600_000] {
+        let ahead = evidence(Finding::Ok, NOW_MS + ahead_ms);
+        assert_eq!((ahead.age_ms(NOW_MS), of(&ahead, NOW_MS)), (None, Status::Unverified));
+    }
+    let mut mixed = evidence(Finding::Ok, NOW_MS);
+    mixed.ports[0].check.at_ms = NOW_MS + 1;
+    assert_eq!(of(&mixed, NOW_MS), Status::Unverified, "one check of it is enough");
 }
 
 /// Good evidence makes nothing ready that is not: it may be from before.

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use viv_core::SandboxId;
-use viv_core::lifecycle::{Actor, EntryKind, Event, Phase};
+use viv_core::lifecycle::{Actor, EntryKind, Event, Phase, Status};
 
 use crate::engine::{Applied, Engine, Inner};
 use crate::error::EngineError;
+use crate::gate::Gate;
 use crate::read::View;
 
 impl Engine {
@@ -19,9 +20,16 @@ impl Engine {
         inner.reached("ensure.committed");
         inner.active(&record.id).await?;
         let view = inner.view(record);
-        // What it joins has to be known to work, not only recorded so (T4).
-        if view.sandbox.phase == Phase::Ready && view.status != viv_core::lifecycle::Status::Ready {
-            return self.verify(sandbox).await;
+        // What it joins has to be known to work, not only recorded so, and not only by the daemon before this one (T4).
+        let gated = inner.config.gates.is_on(Gate::ProbeBeforeUse, &view.sandbox.project, sandbox);
+        let is_known = if gated { inner.is_seen_well(&view) } else { view.status == Status::Ready };
+        if view.sandbox.phase != Phase::Ready || is_known {
+            return Ok(view);
+        }
+        let view = self.verify(sandbox).await?;
+        // What was found unwell is being verified, and who waits waits for that. What could not be probed is not joined.
+        if gated && view.sandbox.phase == Phase::Ready && !inner.is_seen_well(&view) {
+            return Err(view.unfit());
         }
         Ok(view)
     }

@@ -3,11 +3,14 @@
 //! Only a complete listing says what is not there, and even then each absence is looked at by itself (T7). An instance
 //! that carries our mark and has no record, or is of an older generation, is left alone until two listings agree and a
 //! grace period has passed.
+//!
+//! One that is as it is recorded costs its share of a listing and of a page of records, and nothing else: neither a read
+//! of its own nor a write.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use viv_core::lifecycle::{Actor, Event, Observed, Phase, PhaseName, Sandbox, Seen};
+use viv_core::lifecycle::{Actor, Event, Ignored, Observed, Phase, PhaseName, Sandbox, Seen, Stepped, step};
 use viv_core::planted::{Planted, is_planted};
 use viv_core::{OperationId, SandboxId};
 use viv_provider::{InstanceRef, InstanceState, Listed, Mutation, PageRequest};
@@ -42,8 +45,14 @@ pub(crate) async fn run(inner: &Arc<Inner>) -> Result<Report, EngineError> {
         listed => listed?,
     };
     let mut unknown = BTreeSet::new();
+    let living = living(inner).await?;
     for item in &listed.items {
-        match inner.store.get(&item.instance.sandbox).await? {
+        let record = match living.get(&item.instance.sandbox) {
+            Some(record) => Some(record.clone()),
+            // What should not live is not in the pages, nor what nobody recorded.
+            None => inner.store.get(&item.instance.sandbox).await?,
+        };
+        match record {
             record if is_left_over(record.as_ref(), &item.instance) => {
                 unknown.insert(item.instance.clone());
             }
@@ -54,9 +63,23 @@ pub(crate) async fn run(inner: &Arc<Inner>) -> Result<Report, EngineError> {
     collect(inner, &unknown, &mut report).await?;
     if listed.complete {
         let there: HashSet<&SandboxId> = listed.items.iter().map(|item| &item.instance.sandbox).collect();
-        missing(inner, &there, &mut report).await?;
+        missing(inner, &living, &there, &mut report).await?;
     }
     Ok(report)
+}
+
+/// Records that may have an instance, page by page. Read after the listing: what was made meanwhile is recorded, and
+/// looked at by itself. What has failed is not among them: an instance of it is ended, on a record of that very moment.
+async fn living(inner: &Arc<Inner>) -> Result<BTreeMap<SandboxId, Sandbox>, EngineError> {
+    let phases = PhaseName::MAY_LIVE.into_iter().filter(|phase| *phase != PhaseName::Failed).collect();
+    let mut query = ListQuery { phases, deleted: true, limit: PAGE, ..ListQuery::default() };
+    let mut records = BTreeMap::new();
+    loop {
+        let page = inner.store.list(&query).await?;
+        records.extend(page.items.into_iter().map(|record| (record.id.clone(), record)));
+        let Some(next) = page.next else { return Ok(records) };
+        query.after = Some(next);
+    }
 }
 
 pub(crate) struct Everything {
@@ -129,6 +152,10 @@ async fn known(inner: &Arc<Inner>, record: &Sandbox, item: &Listed, report: &mut
         }
     }
     let event = Event::Seen { generation: record.generation, seen, observed };
+    // As it is recorded. Had the record changed since it was read, the next comparison would see that.
+    if step(record, &event, inner.moment()) == Stepped::Ignored(Ignored::NothingNew) {
+        return Ok(());
+    }
     if let Applied::Changed(_) = inner.apply(&record.id, &event).await? {
         report.found += 1;
         report.did += 1;
@@ -210,28 +237,38 @@ async fn destroy(inner: &Arc<Inner>, instance: &InstanceRef) -> Result<(), Engin
 }
 
 /// Records that should have an instance and were not listed: each is looked at by itself.
-async fn missing(inner: &Arc<Inner>, there: &HashSet<&SandboxId>, report: &mut Report) -> Result<(), EngineError> {
-    let mut query = ListQuery {
-        phases: vec![PhaseName::Ready, PhaseName::Frozen, PhaseName::Verifying],
-        deleted: true,
-        limit: PAGE,
-        ..ListQuery::default()
-    };
-    loop {
-        let page = inner.store.list(&query).await?;
-        for record in page.items.iter().filter(|record| !there.contains(&record.id)) {
-            if is_planted(Planted::FailedListIsEmpty) || is_planted(Planted::PartialListIsWhole) {
-                let observed = Observed::absent(inner.clock.now_ms());
-                let event = Event::Seen { generation: record.generation, seen: Seen::Absent, observed };
-                inner.apply(&record.id, &event).await?;
-                continue;
-            }
-            if inner.look_at_instance(record, record.generation).await? {
-                report.found += 1;
-                report.did += 1;
-            }
+async fn missing(
+    inner: &Arc<Inner>,
+    living: &BTreeMap<SandboxId, Sandbox>,
+    there: &HashSet<&SandboxId>,
+    report: &mut Report,
+) -> Result<(), EngineError> {
+    for record in living.values().filter(|record| should_be_there(record) && !there.contains(&record.id)) {
+        if is_planted(Planted::FailedListIsEmpty) || is_planted(Planted::PartialListIsWhole) {
+            let observed = Observed::absent(inner.clock.now_ms());
+            let event = Event::Seen { generation: record.generation, seen: Seen::Absent, observed };
+            inner.apply(&record.id, &event).await?;
+            continue;
         }
-        let Some(next) = page.next else { return Ok(()) };
-        query.after = Some(next);
+        if inner.look_at_instance(record, record.generation).await? {
+            report.found += 1;
+            report.did += 1;
+        }
+    }
+    Ok(())
+}
+
+/// Whether there has to be an instance: nothing is under way that makes, ends or saves one.
+fn should_be_there(record: &Sandbox) -> bool {
+    match &record.phase {
+        Phase::Verifying { .. } | Phase::Ready | Phase::Frozen { .. } => true,
+        Phase::Provisioning { .. }
+        | Phase::Hibernating { .. }
+        | Phase::Hibernated { .. }
+        | Phase::Resuming { .. }
+        | Phase::Lost
+        | Phase::Failed { .. }
+        | Phase::Stopping { .. }
+        | Phase::Stopped => false,
     }
 }

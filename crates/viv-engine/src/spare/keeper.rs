@@ -120,7 +120,7 @@ impl Round<'_> {
         }
         for record in records.iter().filter(|record| is_ready(record)) {
             let probed_at_ms =
-                inner.knowledge.has_probed(record).then(|| inner.knowledge.evidence(record).at_ms()).flatten();
+                inner.knowledge.has_probed(record).then(|| inner.knowledge.evidence(record, now_ms).at_ms()).flatten();
             if wants_a_probe(record, probed_at_ms, every_ms, now_ms) {
                 inner.probe_spare(&record.id);
             }
@@ -214,9 +214,7 @@ impl Inner {
         }
         let (inner, id) = (self.clone(), id.clone());
         tokio::spawn(async move {
-            if let Err(error) = inner.check_health(&id).await {
-                tracing::warn!(component = "spares", sandbox = %id, %error, "a spare could not be probed");
-            }
+            inner.check_in_turn(&id).await;
             inner.spares.lock().checking.remove(&id);
             inner.reconcilers.look_at_spares();
         });

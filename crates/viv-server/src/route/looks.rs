@@ -9,7 +9,7 @@ use viv_api::error::ErrorCode;
 use viv_api::page::Page;
 use viv_api::path;
 use viv_api::query::{DiagnosisQuery, OfGeneration, PageQuery, SandboxLogQuery};
-use viv_api::resources::Resources;
+use viv_api::resources::{Operations, Resources};
 use viv_api::sandbox::{LogSource, LogTail, SandboxLogs, TimelineEntry};
 use viv_core::lifecycle::Phase;
 use viv_engine::Which;
@@ -123,7 +123,7 @@ async fn resources(State(state): State<ServerState>, target: Target, Query(query
         limits: (&seen.limits.unwrap_or_default()).into(),
         disk: seen.disk.map(Into::into),
         running_since_at_ms: (record.phase == Phase::Ready).then_some(record.phase_since_ms),
-        operations: state.tally().operations(&record.id),
+        operations: Operations { agent_requests: seen.requests, ..state.tally().operations(&record.id) },
         lacks: seen
             .lacks
             .into_iter()

@@ -1,5 +1,6 @@
 //! The routes: one file per group.
 
+mod backup;
 mod checkpoint;
 mod cleanup;
 mod daemon;
@@ -52,6 +53,7 @@ pub(crate) fn tell(table: &mut impl Table) {
     schedules::tell(table);
     tasks::tell(table);
     drain::tell(table);
+    backup::tell(table);
     reconcile::tell(table);
     metrics::tell(table);
     cleanup::tell(table);

@@ -206,7 +206,7 @@ async fn input(
     if !has_type(&headers, BYTES) {
         return Err(unsupported_media(BYTES));
     }
-    let data = whole(body, &headers, state.bounds().input_bytes_max, state.bounds().body_idle).await?;
+    let data = whole(body, &headers, state.bounds().input_bytes_max, state.bounds()).await?;
     let generation = target.generation(&state, query.generation).await?;
     let handle = state.engine().work_in(&target.project, &target.which, generation).await?;
     let offset = query.offset.get();

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::Method;
+use futures_util::stream;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -125,6 +126,20 @@ async fn s5_garbage_and_slow_and_large_heads_are_refused_and_the_server_serves_o
     assert!(fine.starts_with("HTTP/1.1 200"), "{fine}");
 }
 
+/// A byte now and then is no pause, and yet not for ever.
+#[tokio::test]
+async fn s5_a_body_that_comes_in_drops_is_cut_off() {
+    let bounds = Bounds { body_within: Duration::from_millis(300), ..Bounds::default() };
+    let world = World::with(bounds, |_| {}).await;
+    let drops = stream::unfold((), |()| async {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        Some((Ok::<_, std::io::Error>(" "), ()))
+    });
+    let request = bare(Method::POST, "/v1/sandboxes", &world.admin).header("content-type", "application/json");
+    let refused = world.whole(request.body(Body::from_stream(drops)).unwrap()).await.is(408);
+    assert_eq!(refused.code(), "request_timeout");
+}
+
 #[tokio::test]
 async fn s5_connections_and_requests_are_bounded() {
     let bounds = Bounds { connections_max: 2, ..Bounds::default() };
@@ -190,7 +205,7 @@ async fn s5_one_key_takes_its_share_and_an_operator_always_gets_in() {
     let (greedy, other) = (world.key("default", false).await, world.key("default", true).await);
     // A body that never comes is a request that is being answered.
     let upload = || {
-        let body = Body::from_stream(futures_util::stream::pending::<Result<axum::body::Bytes, std::io::Error>>());
+        let body = Body::from_stream(stream::pending::<Result<axum::body::Bytes, std::io::Error>>());
         let request = bare(Method::POST, "/v1/sandboxes", &greedy).header("content-type", "application/json");
         tokio::spawn(world.router.clone().oneshot(request.body(body).unwrap()))
     };

@@ -3,12 +3,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use viv_core::FencingToken;
 use viv_core::lifecycle::Sandbox;
+use viv_core::snapshot::{Snapshot, SnapshotState};
 
 use super::Lab;
 use super::executions::started;
 use super::keys::key;
 use super::lab::{MANY, about, change, everything, idempotency, note, owner};
 use super::schedules::schedule;
+use super::snapshots::row;
 use super::subscriptions::subscription;
 use super::tasks::task;
 use crate::error::StoreError;
@@ -16,6 +18,7 @@ use crate::journal::{Cursor, JournalFilter};
 use crate::record::{LeaseKind, Owner};
 use crate::store::{Epoch, Store};
 use crate::subscription::Replay;
+use crate::task::TaskOutput;
 
 pub(super) async fn j8_the_owner_is_told(lab: &Lab) {
     let told = lab.store.owner().await.unwrap();
@@ -48,12 +51,26 @@ fn execution(sandbox: &Sandbox) -> viv_core::execution::Execution {
 }
 
 /// Every kind of write, all of which would change something.
-async fn writes(store: &dyn Store, epoch: Epoch, sandbox: &Sandbox, token: FencingToken) -> Vec<(&'static str, bool)> {
+async fn writes(
+    lab: &Lab,
+    store: &dyn Store,
+    epoch: Epoch,
+    sandbox: &Sandbox,
+    token: FencingToken,
+) -> Vec<(&'static str, bool)> {
     let next = Sandbox { version: sandbox.version + 1, ..sandbox.clone() };
     let refused = |answer: Result<(), StoreError>| matches!(answer, Err(StoreError::Superseded));
     let (id, hook) = (&sandbox.id, subscription(1).id);
+    let after = Sandbox { version: next.version + 1, ..next.clone() };
+    let saved = Snapshot { state: SnapshotState::Saving, ..row(lab, "snp_late", Some(sandbox), 1) };
+    let task_row = task(1, 1);
+    let output =
+        TaskOutput { execution: task_row.execution_of(Some(0)), task: task_row.id, offset: 0, data: b"late".to_vec() };
     vec![
         ("commit", refused(store.commit(epoch, change(&next)).await.map(drop))),
+        ("commit_all", refused(store.commit_all(epoch, vec![change(&after)]).await.map(drop))),
+        ("put_snapshot", refused(store.put_snapshot(epoch, saved.clone(), Vec::new()).await.map(drop))),
+        ("forget_snapshot", refused(store.forget_snapshot(epoch, &saved.id, Vec::new()).await.map(drop))),
         ("append", refused(store.append(epoch, vec![note(1, "late")]).await.map(drop))),
         ("append nothing", refused(store.append(epoch, Vec::new()).await.map(drop))),
         ("lease", refused(store.lease(epoch, id, LeaseKind::Start, "late", 1, 1).await.map(drop))),
@@ -69,6 +86,7 @@ async fn writes(store: &dyn Store, epoch: Epoch, sandbox: &Sandbox, token: Fenci
             refused(store.remove_schedule(epoch, &schedule(sandbox, 1, None).id, note(1, "late")).await.map(drop)),
         ),
         ("put_task", refused(store.put_task(epoch, task(1, 1), Vec::new()).await)),
+        ("keep_task_output", refused(store.keep_task_output(epoch, output).await)),
         ("note_executions", refused(store.note_executions(epoch, vec![execution(sandbox)]).await)),
         ("put_execution", refused(store.put_execution(epoch, execution(sandbox), 9).await)),
         ("put_outputs", refused(store.put_outputs(epoch, &sandbox.id, Vec::new(), 9).await)),
@@ -91,14 +109,14 @@ pub(super) async fn j8_every_write_of_the_superseded_is_refused(lab: &Lab) {
     let before = seen(other.as_ref(), &sandbox).await;
     // By the one that was taken over, and by the new one with the old number.
     for store in [&lab.store, &other] {
-        for (what, refused) in writes(store.as_ref(), lab.epoch, &sandbox, lease.token).await {
+        for (what, refused) in writes(lab, store.as_ref(), lab.epoch, &sandbox, lease.token).await {
             assert!(refused, "{what} was not refused as superseded");
         }
     }
     assert_eq!(seen(other.as_ref(), &sandbox).await, before);
     assert_eq!(seen(lab.store.as_ref(), &sandbox).await, before);
     // And all of them are taken from the one that owns it.
-    for (what, refused) in writes(other.as_ref(), epoch, &sandbox, lease.token).await {
+    for (what, refused) in writes(lab, other.as_ref(), epoch, &sandbox, lease.token).await {
         assert!(!refused, "{what} was refused");
     }
 }
@@ -106,7 +124,7 @@ pub(super) async fn j8_every_write_of_the_superseded_is_refused(lab: &Lab) {
 pub(super) async fn j8_nobody_writes_without_owning(lab: &Lab) {
     let sandbox = lab.new_sandbox(1);
     for epoch in [Epoch(0), Epoch(lab.epoch.0 + 1), Epoch(u64::MAX)] {
-        for (what, refused) in writes(lab.store.as_ref(), epoch, &sandbox, FencingToken(1)).await {
+        for (what, refused) in writes(lab, lab.store.as_ref(), epoch, &sandbox, FencingToken(1)).await {
             assert!(refused, "{what} was taken under {epoch:?}");
         }
     }

@@ -12,6 +12,7 @@ use std::str::FromStr;
 use std::thread;
 
 use anyhow::Context;
+use serde::Serialize;
 use tar::{Archive, Builder, EntryType};
 use viv_api::ErrorCode;
 use viv_api::bound::{FileMode, Path, SandboxRef, UserName};
@@ -19,9 +20,9 @@ use viv_api::client::SandboxHandle;
 use viv_api::file::FileKind;
 use viv_api::query::{ReadFile, WriteFile};
 
-use super::Daemon;
 use super::new::wrong;
 use super::progress::Waiting;
+use super::{Daemon, print_json};
 use crate::fail::{Failure, NOT_FOUND};
 
 /// Standard input or output.
@@ -69,11 +70,22 @@ impl FromStr for Place {
     }
 }
 
+/// What was copied.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+struct Copied {
+    /// Files, directories and links.
+    entries: u64,
+    /// In files.
+    bytes: u64,
+}
+
 pub(super) fn run(args: &Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
     let user = args.user.as_ref();
-    match (&args.from, &args.to) {
+    let copied = match (&args.from, &args.to) {
         (Place::There(sandbox, path), Place::Standard) => {
-            read_to(&daemon.sandbox(sandbox), path, &mut io::stdout().lock())
+            // The file itself is what is said, with --json too.
+            read_to(&daemon.sandbox(sandbox), path, &mut io::stdout().lock())?;
+            return Ok(ExitCode::SUCCESS);
         }
         (Place::There(sandbox, path), Place::Here(to)) => {
             let _waiting = Waiting::on("copying");
@@ -97,10 +109,10 @@ pub(super) fn run(args: &Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
             Err(Failure::usage("neither is in a sandbox").hint("write one of them as SANDBOX:/PATH").into())
         }
     }?;
-    Ok(ExitCode::SUCCESS)
+    if daemon.json { print_json(&copied) } else { Ok(ExitCode::SUCCESS) }
 }
 
-fn upload(handle: &SandboxHandle<'_>, from: &LocalPath, to: &Path, user: Option<&UserName>) -> anyhow::Result<()> {
+fn upload(handle: &SandboxHandle<'_>, from: &LocalPath, to: &Path, user: Option<&UserName>) -> anyhow::Result<Copied> {
     let found = fs::metadata(from).map_err(|error| local(from, &error))?;
     let to = match kind(handle, to)? {
         Some(FileKind::Dir) => below(to, &name_of(from)?)?,
@@ -135,7 +147,7 @@ fn upload(handle: &SandboxHandle<'_>, from: &LocalPath, to: &Path, user: Option<
     }
     let unpacked = unpacked?;
     eprintln!("{} entries, {}", unpacked.entries, crate::text::bytes(unpacked.bytes));
-    Ok(())
+    Ok(Copied { entries: unpacked.entries, bytes: unpacked.bytes })
 }
 
 fn pack(folder: &LocalPath, to: impl Write) -> io::Result<()> {
@@ -151,13 +163,13 @@ fn write_from(
     mode: Option<FileMode>,
     user: Option<&UserName>,
     from: &mut dyn Read,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Copied> {
     let query = WriteFile { path: path.clone(), mode, user: user.cloned(), generation: None };
-    handle.write_file(&query, from)?;
-    Ok(())
+    let written = handle.write_file(&query, from)?;
+    Ok(Copied { entries: 1, bytes: written.size_bytes })
 }
 
-fn download(handle: &SandboxHandle<'_>, from: &Path, to: &LocalPath) -> anyhow::Result<()> {
+fn download(handle: &SandboxHandle<'_>, from: &Path, to: &LocalPath) -> anyhow::Result<Copied> {
     let stat = handle.stat_file(from)?;
     let name = from.as_str().rsplit('/').find(|part| !part.is_empty());
     let into_folder = to.is_dir() || to.as_os_str().to_string_lossy().ends_with('/');
@@ -172,10 +184,11 @@ fn download(handle: &SandboxHandle<'_>, from: &Path, to: &LocalPath) -> anyhow::
             let folder = to.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(LocalPath::new("."));
             let draft = folder.join(format!(".viv-cp-{}", std::process::id()));
             let mut file = File::create_new(&draft).map_err(|error| local(&draft, &error))?;
-            let done = read_to(handle, from, &mut file).and_then(|()| {
+            let done = read_to(handle, from, &mut file).and_then(|bytes| {
                 // Without bits that would lend our rights to others.
                 file.set_permissions(fs::Permissions::from_mode(stat.mode.bits() & 0o777))?;
-                fs::rename(&draft, &to).map_err(|error| local(&to, &error))
+                fs::rename(&draft, &to).map_err(|error| local(&to, &error))?;
+                Ok(Copied { entries: 1, bytes })
             });
             if done.is_err() {
                 let _ = fs::remove_file(&draft);
@@ -186,19 +199,20 @@ fn download(handle: &SandboxHandle<'_>, from: &Path, to: &LocalPath) -> anyhow::
     }
 }
 
-fn read_to(handle: &SandboxHandle<'_>, path: &Path, to: &mut dyn Write) -> anyhow::Result<()> {
+/// How many bytes that were.
+fn read_to(handle: &SandboxHandle<'_>, path: &Path, to: &mut dyn Write) -> anyhow::Result<u64> {
     let query = ReadFile { path: path.clone(), offset: None, length: None, generation: None };
     let mut content = handle.read_file(&query)?;
-    io::copy(&mut content, to)?;
+    let bytes = io::copy(&mut content, to)?;
     to.flush()?;
-    Ok(())
+    Ok(bytes)
 }
 
-fn unpack(archive: impl Read, to: &LocalPath) -> anyhow::Result<()> {
+fn unpack(archive: impl Read, to: &LocalPath) -> anyhow::Result<Copied> {
     fs::create_dir_all(to).map_err(|error| local(to, &error))?;
     let mut archive = Archive::new(archive);
     archive.set_preserve_permissions(false);
-    let mut left_out = 0_u64;
+    let (mut copied, mut left_out) = (Copied::default(), 0_u64);
     for entry in archive.entries()? {
         let mut entry = entry?;
         match entry.header().entry_type() {
@@ -207,7 +221,9 @@ fn unpack(archive: impl Read, to: &LocalPath) -> anyhow::Result<()> {
             | EntryType::Directory
             | EntryType::Symlink
             | EntryType::Link => {
-                if !entry.unpack_in(to)? {
+                if entry.unpack_in(to)? {
+                    copied = Copied { entries: copied.entries + 1, bytes: copied.bytes + entry.size() };
+                } else {
                     left_out += 1;
                 }
             }
@@ -218,7 +234,7 @@ fn unpack(archive: impl Read, to: &LocalPath) -> anyhow::Result<()> {
     if left_out > 0 {
         eprintln!("viv: {left_out} entries were left out: neither files, directories nor links, or named outside");
     }
-    Ok(())
+    Ok(copied)
 }
 
 /// What stands there, if anything does.

@@ -8,6 +8,7 @@
 mod activity;
 mod alerts;
 mod attach;
+mod backup;
 mod cancel;
 mod checkpoint;
 mod cleanup;
@@ -148,6 +149,7 @@ pub(crate) enum Verb {
     Reconcile(reconcile::Args),
     /// Have events sent to URLs: make, list, show, change, remove, test, replay
     Webhook(webhook::Args),
+    Backup(backup::Args),
     /// Make, list and revoke keys
     Key(key::Args),
     Selftest(selftest::Args),
@@ -210,6 +212,7 @@ fn dispatch(verb: Verb, global: &Global) -> anyhow::Result<ExitCode> {
         Verb::Limits(args) => limits::run(args, &daemon),
         Verb::Schedule(args) => schedule::run(args, &daemon),
         Verb::Task(args) => task::run(args, &daemon),
+        Verb::Backup(args) => backup::run(&args, &daemon),
         Verb::Drain(args) => drain::run(&args, &daemon),
         Verb::Undrain => drain::undrain(&daemon),
         Verb::Audit => reconcile::audit(&daemon),

@@ -158,8 +158,16 @@ pub(super) struct HooksPart {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct RetentionPart {
-    /// For how many days journal, keys of requests and tombstones are kept (J9).
-    pub(super) keep_days: Option<u64>,
+    /// For how many days journal, keys of requests and tombstones are kept (J9): a day at least, since keys hold for so
+    /// long whatever became of their sandbox (L1).
+    pub(super) keep_days: Option<NonZeroU64>,
+}
+
+impl RetentionPart {
+    /// How long that is.
+    pub(super) fn keep(&self) -> Option<Duration> {
+        self.keep_days.map(|days| Duration::from_secs(days.get().saturating_mul(24 * 3600)))
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -279,6 +287,15 @@ mod tests {
     #[test]
     fn looking_without_a_pause_is_refused() {
         assert!(toml::from_str::<FileConfig>("[reconcile]\nprovider_sync_s = 0").is_err());
+    }
+
+    #[test]
+    fn l1_what_was_answered_is_kept_for_a_day_at_least() {
+        let keep = |text: &str| toml::from_str::<FileConfig>(text).map(|config| config.retention.keep());
+        assert!(keep("[retention]\nkeep_days = 0").is_err());
+        assert_eq!(keep("[retention]\nkeep_days = 1").unwrap(), Some(Duration::from_secs(24 * 3600)));
+        assert!(keep("[retention]\nkeep_days = 9223372036854775807").unwrap() > Some(Duration::from_secs(1 << 62)));
+        assert_eq!(keep("").unwrap(), None);
     }
 
     #[test]

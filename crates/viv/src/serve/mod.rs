@@ -43,7 +43,7 @@ use viv_core::limits::ResourceLimits;
 use viv_engine::{Clock, Engine, EngineConfig, Gates};
 use viv_sandbox::{DriverKind, LocalConfig, LocalProvider, Runtime, StoreConfig};
 use viv_server::{Build, LogRing, ServerConfig, ServerState};
-use viv_store::{ApiKey, KeyScope, NewLine, Owner, Quota, SqliteStore, Sums, Weights};
+use viv_store::{ApiKey, KeyScope, Owner, Quota, SqliteStore, Sums, Weights};
 
 use crate::place;
 use crate::settings::{DAEMONS, Global};
@@ -169,14 +169,12 @@ async fn daemon(
         project_sums_max: file.quota.per_project.into(),
         weights: weights(&LocalConfig::new(data.join(DAEMONS), place::own_binary()?).limits, data),
     };
-    if let Some(days) = file.retention.keep_days {
-        config.periods.keep = Duration::from_secs(days * 24 * 3600);
-    }
+    config.periods.keep = file.retention.keep().unwrap_or(config.periods.keep);
     file.reconcile.apply(&mut config.periods);
     config.cleanup = Some(file.cleanup.config());
     config.spares = file.spares.config()?;
     config.alerts = Some(file.alerts.config()?);
-    config.gates.replace(gates::settings(&file.gates, std::env::vars())?);
+    config.gates.replace(gates::settings(&file.gates, std::env::vars_os())?);
     config.failpoint = failpoint::from_environment();
     let guard = webhooks::guard(file.hooks.private_addresses, &file.hooks.private_ranges, authorities())?;
     config.webhooks = Some(viv_server::webhooks(&guard));
@@ -187,11 +185,8 @@ async fn daemon(
     config.traces = traces.map(Otlp::tracing);
     let gates = config.gates.clone();
     for gate in viv_engine::Gate::ALL.into_iter().filter(|gate| !gates.is_on_everywhere(*gate)) {
-        let percent = gates.setting(gate).percent;
-        say(format_args!(
-            "warning: the gate {} is off, or on for {percent} % only: what it protects is not",
-            gate.name()
-        ));
+        let (name, setting) = (gate.name(), gates.setting(gate));
+        say(format_args!("warning: the gate {name} is {setting}: what it protects from can happen"));
     }
     let provider = open_provider(&args, file, data, ownership.from_undead)?;
     tidy_regularly(Arc::new(provider.clone()), file.reconcile.tidy())?;
@@ -204,11 +199,14 @@ async fn daemon(
     let build = Build { commit: COMMIT.to_owned(), ..Build::default() };
     let mut setup = ServerConfig { build, ..ServerConfig::default() };
     setup.private_places = private_places;
+    setup.copies = Some(data.to_owned());
     let rate = &mut setup.bounds.wrong_key_rate;
     rate.burst = file.server.wrong_keys_max.map_or(rate.burst, f64::from);
     rate.per_second = file.server.wrong_keys_per_s.map_or(rate.per_second, f64::from);
     let state = ServerState::new(engine.clone(), setup, logs).await?;
     make_local_key(&engine, &state, &data.join("key")).await?;
+    // Also what was switched while no daemon ran is news.
+    gates::tell(&engine, &gates).await;
     reload_on_hangup(engine.clone(), gates, files)?;
 
     let listen = args.listen.or(file.server.listen).map_or_else(|| LISTEN.parse(), Ok)?;
@@ -348,33 +346,15 @@ fn reload_on_hangup(engine: Engine, gates: Gates, files: Vec<PathBuf>) -> anyhow
     let mut hangups = signal(SignalKind::hangup())?;
     tokio::spawn(async move {
         while hangups.recv().await.is_some() {
-            let settings = config::read(&files).and_then(|file| gates::settings(&file.gates, std::env::vars()));
-            let changed = match settings {
+            let settings = config::read(&files).and_then(|file| gates::settings(&file.gates, std::env::vars_os()));
+            match settings {
                 Ok(settings) => gates.replace(settings),
                 Err(error) => {
                     tracing::error!(component = "serve", "the configuration is not taken: {error:#}");
                     continue;
                 }
             };
-            for gate in changed {
-                let percent = gates.setting(gate).percent;
-                tracing::warn!(component = "serve", gate = gate.name(), percent, "a gate was switched");
-                let line = NewLine {
-                    at_ms: engine.now_ms(),
-                    project: None,
-                    sandbox: None,
-                    generation: None,
-                    kind: "gate.switched".to_owned(),
-                    from: None,
-                    to: None,
-                    cause: None,
-                    by: Actor::part("serve"),
-                    data: serde_json::json!({ "gate": gate.name(), "percent": percent }),
-                };
-                if let Err(error) = engine.store().append(engine.epoch(), vec![line]).await {
-                    tracing::error!(component = "serve", %error, "a switched gate could not be journaled");
-                }
-            }
+            gates::tell(&engine, &gates).await;
         }
     });
     Ok(())

@@ -153,13 +153,11 @@ pub(super) fn done(sandbox: &Sandbox, operation: &OperationId, outcome: &Outcome
 
 /// There is an instance, and it has to show that it works.
 fn made(mut draft: Draft<'_>, phase: &Phase, rebuilds: u32, remaining_ms: Option<u64>) -> Stepped {
-    let remembered = match phase {
-        Phase::Resuming { snapshot, .. } if draft.next.has_memory_of(snapshot) => Some(snapshot.clone()),
-        _ => None,
-    };
-    if let Some(snapshot) = remembered {
+    if let Phase::Resuming { snapshot, .. } = phase
+        && draft.next.has_memory_of(snapshot)
+    {
         draft.next.forget_suspended();
-        draft.next.memory = Some(Memory::Restored { snapshot });
+        draft.next.memory = Some(Memory::Restored { snapshot: snapshot.clone() });
         draft.services_go_on();
     } else {
         let is_resumed = phase.name() == PhaseName::Resuming;
@@ -274,12 +272,9 @@ fn found(mut draft: Draft<'_>, made_ms: Option<u64>, cause: Cause, complaint: St
 
 /// The snapshot whose memory an instance began with that somebody waits for, and that never was ready.
 pub(super) fn on_trial(sandbox: &Sandbox) -> Option<crate::id::SnapshotId> {
-    match (&sandbox.phase, &sandbox.memory) {
-        (Phase::Verifying { was_ready: false, .. }, Some(Memory::Restored { snapshot })) => {
-            sandbox.entry.is_some().then(|| snapshot.clone())
-        }
-        _ => None,
-    }
+    let Phase::Verifying { was_ready: false, .. } = sandbox.phase else { return None };
+    let Some(Memory::Restored { snapshot }) = &sandbox.memory else { return None };
+    sandbox.entry.is_some().then(|| snapshot.clone())
 }
 
 /// The instance that is being verified will not do. Another one is made if somebody waits, in bounds (T4); else it is

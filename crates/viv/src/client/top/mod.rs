@@ -83,7 +83,7 @@ fn shown(seen: &[Seen], now_ms: u64) -> String {
             usage.io_read_bytes.map_or_else(none, bytes),
             usage.io_write_bytes.map_or_else(none, bytes),
             age(now_ms, resources.running_since_at_ms),
-            (resources.operations.executions + resources.operations.file_calls).to_string(),
+            resources.operations.total().to_string(),
         ]);
     }
     table.render(width())
