@@ -345,8 +345,7 @@ fn j2_l19_spares_are_not_made_for_an_emergency_to_give_them_up() {
         })
         .await;
         tokio::time::sleep(A_WHILE).await;
-        let status = place.engine.spares().await.unwrap().remove(0);
-        assert_eq!((status.ready.len(), status.held.as_deref()), (8, Some("there is no room")), "{status:?}");
+        assert_eq!(place.engine.spares().await.unwrap()[0].ready.len(), 8, "four fifths of ten");
         // Somebody takes some: they are not made again while so much is in use.
         for _ in 0..4 {
             place.made(awake(false)).await;
