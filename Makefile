@@ -1,5 +1,5 @@
 # Two targets for everybody: `make up` and `make test`. `make help` lists the rest.
-.PHONY: help up down model simulate chaos fuzz mutants conformance explore millions test prepare build fmt lint deny unit quota cgroups kernels guest-tests traces bench bench-memory memory soak races clean
+.PHONY: help up down model simulate chaos claims fuzz mutants conformance explore millions test prepare build fmt lint deny unit quota cgroups kernels guest-tests traces bench bench-memory memory soak races clean
 
 CARGO ?= cargo
 TOOLS := $(CURDIR)/.tools
@@ -85,6 +85,11 @@ memory: ## what runs goes on over many hibernations, nothing lost: ROUNDS=50 mak
 	@scripts/prepare test
 	VIV_MEMORY_ROUNDS=$${ROUNDS:-50} $(CARGO) test --package viv --test daemon_memory --locked -- \
 		x5_what_runs_goes_on_with_nothing_lost --nocapture
+
+claims: ## many clients claim spares of a pool that refills, on a real daemon: CLIENTS=50 EACH=10 make claims
+	@scripts/prepare test
+	VIV_CLAIM_CLIENTS=$${CLIENTS:-50} VIV_CLAIM_EACH=$${EACH:-10} $(CARGO) test --package viv --test daemon_spares --locked -- \
+		l19_claims_of_many --nocapture
 
 chaos: ## agent loops on daemons that break, one fault in each, and a table of what came of it: SESSIONS=200 make chaos
 	$(CARGO) build --package viv --locked

@@ -1,6 +1,7 @@
 //! Built-in alerts (O5).
 
 use serde::{Deserialize, Serialize};
+use viv_core::SandboxId;
 
 use crate::daemon::Severity;
 
@@ -27,6 +28,10 @@ pub struct Alert {
     pub message: String,
     /// The command to begin with.
     pub command: String,
+    /// Some of the sandboxes that it is about, where it is about single ones; only keys of the installation see them.
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
+    #[serde(default)]
+    pub sandboxes: Vec<SandboxId>,
 }
 
 /// Where an alert stands.

@@ -229,6 +229,11 @@ impl<P> FaultyProvider<P> {
         self.silent.store(silent, Ordering::SeqCst);
     }
 
+    /// Whether nobody answers who asks for what was left.
+    pub fn set_audits_hang(&self, hang: bool) {
+        lock(&self.script).set_audits_hang(hang);
+    }
+
     /// Whether every listing has a part only, and says so.
     pub fn set_partial(&self, partial: bool) {
         self.partial.store(partial, Ordering::SeqCst);

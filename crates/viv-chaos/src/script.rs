@@ -9,6 +9,8 @@ use viv_provider::{Page, ProviderError};
 pub(crate) struct Script {
     /// Every listing fails.
     fail: bool,
+    /// No audit is answered.
+    audits_hang: bool,
     /// Every listing is as it was so many listings ago.
     by: usize,
     told: VecDeque<Page>,
@@ -27,6 +29,14 @@ impl Script {
 
     pub(crate) fn set_fail(&mut self, fail: bool) {
         self.fail = fail;
+    }
+
+    pub(crate) fn set_audits_hang(&mut self, hang: bool) {
+        self.audits_hang = hang;
+    }
+
+    pub(crate) fn audits_hang(&self) -> bool {
+        self.audits_hang
     }
 
     pub(crate) fn set_stale(&mut self, by: usize) {

@@ -8,11 +8,14 @@ use std::time::Duration;
 
 use place::{Place, by, paused, persistent, place_ticking, place_with, request};
 use viv_chaos::Damage;
+use viv_core::exec::ExecSpec;
 use viv_core::lifecycle::{Cause, EntryKind, Phase, PhaseName, Status};
 use viv_core::spec::{Project, SandboxSpec};
+use viv_core::task::{NewTask, TaskLimits};
 use viv_core::{FencingToken, SandboxId};
 use viv_engine::cleanup::CleanupKind;
-use viv_engine::{CleanupConfig, EngineConfig, ReconcilerName, SpareClass, Which};
+use viv_engine::{CleanupConfig, CreateTask, EngineConfig, ReconcilerName, SpareClass, Which};
+use viv_provider::conformance::program::Program;
 use viv_provider::{InstanceRef, InstanceState, PageRequest, Provider};
 use viv_store::{Cursor, JournalFilter, Lease, LeaseKind, ListQuery, Store};
 
@@ -255,17 +258,141 @@ fn j1_spares_that_nobody_keeps_are_found_and_given_up() {
 }
 
 #[test]
-fn j2_everything_is_compared_every_hour_and_that_is_shown() {
+fn j2_everything_is_compared_at_the_start_and_every_hour_and_that_is_shown() {
     paused(async {
         let place = place_ticking(1_000, cleaning).await;
-        let full = || place.engine.reconcilers().into_iter().find(|one| one.name == ReconcilerName::Full);
+        let full = || place.engine.reconcilers().into_iter().find(|one| one.name == ReconcilerName::Full).unwrap();
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert_eq!((full().runs, full().error), (1, None), "at the start");
         tokio::time::sleep(Duration::from_secs(3_500)).await;
-        assert_eq!(full(), None, "at the start, provider-sync does");
+        assert_eq!(full().runs, 1, "and not again before its hour");
         tokio::time::sleep(Duration::from_secs(3_700)).await;
-        let status = full().unwrap();
-        assert!((1..=2).contains(&status.runs) && status.error.is_none(), "{status:?}");
+        let status = full();
+        assert!((2..=3).contains(&status.runs) && status.error.is_none(), "{status:?}");
         assert!(status.next_at_ms.is_some());
         let lines = place.store.journal(Cursor(0), &JournalFilter::default(), 100_000).await.unwrap();
         assert!(lines.iter().any(|line| line.line.kind == "reconcile.completed"));
+    });
+}
+
+/// Nobody puts it to rest, and it may live for a day.
+fn awake(persistent: bool) -> viv_engine::CreateRequest {
+    let policy = request().policy;
+    let policy = viv_core::spec::Policy { persistent, idle_ms: 86_400_000, hibernate_ms: 86_400_000, ..policy };
+    viv_engine::CreateRequest { policy, ..request() }
+}
+
+#[test]
+fn j2_what_is_past_its_age_goes_unless_a_task_is_at_work_in_it() {
+    paused(async {
+        let place = place_ticking(1_000, |config| {
+            let cleanup = CleanupConfig { age_max: Some(Duration::from_secs(3_600)), ..CleanupConfig::default() };
+            config.cleanup = Some(cleanup);
+        })
+        .await;
+        let (brief, kept) = (place.made(awake(false)).await, place.made(awake(true)).await);
+        let works = place.made(awake(true)).await;
+        let sleeps = Program::Sleep { seconds: 3 * 3_600 }.argv();
+        let new = NewTask {
+            id: place.engine.new_task_id(),
+            project: Project::default(),
+            sandbox: Some(works.clone()),
+            make: None,
+            files: Vec::new(),
+            source: None,
+            steps: vec![ExecSpec { argv: sleeps, ..ExecSpec::default() }],
+            limits: TaskLimits { total_ms: None, inactivity_ms: None, ..TaskLimits::default() },
+            effects: Vec::new(),
+            credentials: std::collections::BTreeMap::new(),
+            keep_alive: true,
+            by: by(),
+            body_hash: None,
+        };
+        let task = place.engine.create_task(CreateTask { new, keyed: false }).await.unwrap().task;
+        tokio::time::sleep(Duration::from_secs(3_500)).await;
+        for id in [&brief, &kept, &works] {
+            assert_eq!(place.record(id).await.phase, Phase::Ready, "it is young");
+        }
+        // Old by now, and looked at every quarter of an hour.
+        tokio::time::sleep(Duration::from_secs(1_300)).await;
+        assert_eq!(place.record(&brief).await.phase.name(), PhaseName::Stopped);
+        assert!(matches!(place.record(&kept).await.phase, Phase::Hibernated { .. }), "it is saved");
+        let found =
+            |lines: &[viv_store::JournalLine]| lines.iter().filter(|line| line.line.kind == "cleanup.item").count();
+        assert_eq!((found(&place.lines(&brief).await), found(&place.lines(&kept).await)), (1, 1), "once each");
+        assert_eq!(place.record(&works).await.phase, Phase::Ready);
+        assert_eq!(found(&place.lines(&works).await), 0, "a task is at work in it, so it is not even found");
+        // When that is over, it goes as well.
+        place.engine.wait_task(&task.id, 3 * A_DAY, |task| task.state.is_final()).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1_300)).await;
+        assert!(
+            matches!(place.record(&works).await.phase, Phase::Hibernated { .. }),
+            "{:?}",
+            place.record(&works).await
+        );
+    });
+}
+
+const A_DAY: Duration = Duration::from_secs(86_400);
+
+#[test]
+fn j2_l19_spares_are_not_made_for_an_emergency_to_give_them_up() {
+    paused(async {
+        let place = place_ticking(1_000, |config| {
+            let class = SpareClass { name: "default".to_owned(), spec: SandboxSpec::default(), min: 10, max: 10 };
+            (config.spares.classes, config.spares.age_max) = (vec![class], A_DAY);
+            (config.cleanup, config.quota) = (Some(CleanupConfig::default()), viv_store::Quota::of(10, 10));
+        })
+        .await;
+        tokio::time::sleep(A_WHILE).await;
+        assert_eq!(place.engine.spares().await.unwrap()[0].ready.len(), 8, "four fifths of ten");
+        // Somebody takes some: they are not made again while so much is in use.
+        for _ in 0..4 {
+            place.made(awake(false)).await;
+        }
+        tokio::time::sleep(4 * A_WHILE).await;
+        assert_eq!(place.engine.spares().await.unwrap()[0].ready.len(), 4);
+        let lines = place.store.journal(Cursor(0), &JournalFilter::default(), 100_000).await.unwrap();
+        let given_up: Vec<_> = lines.iter().filter(|line| line.line.kind == "spare.given_up").collect();
+        assert!(given_up.is_empty(), "{given_up:?}");
+    });
+}
+
+#[test]
+fn j2_what_is_cleaned_up_by_hand_is_journaled_whatever_is_found_and_a_dry_run_too() {
+    paused(async {
+        let place = place_ticking(1_000, |config| {
+            cleaning(config);
+            config.quota = viv_store::Quota::of(100, 2);
+        })
+        .await;
+        let told = async || {
+            let lines = place.store.journal(Cursor(0), &JournalFilter::default(), 100_000).await.unwrap();
+            let about = lines.into_iter().filter(|line| line.line.kind.starts_with("cleanup."));
+            about.map(|line| (line.line.kind["cleanup.".len()..].to_owned(), line.line.data)).collect::<Vec<_>>()
+        };
+        let kinds =
+            |told: &[(String, serde_json::Value)]| told.iter().map(|(kind, _)| kind.clone()).collect::<Vec<_>>();
+        tokio::time::sleep(A_WHILE).await;
+        assert_eq!(kinds(&told().await), [""; 0], "what runs by itself and finds nothing says nothing");
+        let by_hand = [CleanupKind::Leftovers, CleanupKind::Emergency];
+        place.engine.cleanup(&by_hand, false, by()).await.unwrap();
+        assert_eq!(kinds(&told().await), ["started", "found", "completed"]);
+        assert_eq!(told().await[1].1["found"], 0);
+        // Its project has no room, and the others have.
+        let (first, second) = (place.made(awake(true)).await, place.made(awake(true)).await);
+        tokio::time::sleep(Duration::from_secs(120)).await;
+        let before = told().await.len();
+        let would = place.engine.cleanup(&by_hand, true, by()).await.unwrap();
+        assert_eq!((would.found(), would.done()), (1, 0), "{would:?}");
+        let all = told().await;
+        assert_eq!(kinds(&all[before..]), ["started", "found", "item", "completed"]);
+        let item = &all[before + 2].1;
+        assert_eq!((&item["outcome"], &item["layer"]), (&"planned".into(), &"emergency".into()), "{item}");
+        assert!(item["why"].as_str().unwrap().ends_with("2 of 2 sandboxes of its project are in use"), "{item}");
+        assert_eq!(all[before].1["dry_run"], true);
+        for id in [&first, &second] {
+            assert_eq!(place.record(id).await.phase, Phase::Ready, "nothing was done");
+        }
     });
 }

@@ -31,5 +31,7 @@ pub(crate) async fn adopt(inner: &Arc<Inner>) -> Result<(), EngineError> {
     inner.adopt_snapshots().await?;
     // What ended, or came back, while nobody looked.
     inner.reconcilers.signal_all();
+    // And what was left on the machine and in the store (J2).
+    inner.reconcilers.compare_everything();
     Ok(())
 }

@@ -4,17 +4,19 @@
 //! and records go the way of `provider-sync`, with its grace and its two listings; what was left is cleared away by the
 //! provider, which looks at each once more.
 
-use std::collections::HashSet;
-use std::sync::Arc;
+use std::collections::{BTreeSet, HashSet};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use serde_json::json;
 use viv_core::SandboxId;
 use viv_core::lifecycle::{Actor, PhaseName};
-use viv_provider::{Finding, FindingKind, InstanceRef, InstanceState, SweptAs};
+use viv_provider::{Finding, FindingKind, InstanceRef, InstanceState, ProviderError, SweptAs};
 use viv_store::{ListQuery, NewLine};
 
 use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
+use crate::metrics::family;
 use crate::reconcile::{Report, provider_sync};
 
 /// How many records are read at a time.
@@ -95,8 +97,8 @@ impl Engine {
         let word = if act { "reconcile" } else { "audit" };
         let began_at_ms = inner.clock.now_ms();
         inner.note(word, "started", &by, None, json!({})).await?;
-        let looked = inner.look_for_orphans().await;
-        let mut found = match looked {
+        let looked = async { Ok((inner.look_for_orphans().await?, inner.look_into_store().await?)) };
+        let (mut found, mut held) = match looked.await {
             Ok(found) => found,
             Err(error) => {
                 let words = crate::effect::in_words(&error);
@@ -104,7 +106,6 @@ impl Engine {
                 return Err(error);
             }
         };
-        let mut held = inner.look_into_store().await?;
         let items = found.items.len() + held.len();
         inner.note(word, "found", &by, None, json!({ "items": items, "complete": found.complete })).await?;
         if act {
@@ -185,6 +186,7 @@ impl Inner {
             self.find_missing(&there, &mut items).await?;
         }
         let left = self.find_left().await?;
+        self.count_left(&left);
         items.extend(left.iter().map(|finding| AuditItem {
             kind: finding.kind.to_string(),
             what: finding.what.clone(),
@@ -218,7 +220,8 @@ impl Inner {
     /// What the provider found on the machine, without fences that somebody may still need: those of sandboxes that are
     /// recorded, also as deleted, and those that were touched within the grace.
     async fn find_left(&self) -> Result<Vec<Finding>, EngineError> {
-        let all = self.provider.audit().await.map_err(EngineError::Provider)?;
+        let all = self.within("an audit", self.config.budgets.sweep, self.provider.audit()).await;
+        let all = all.map_err(EngineError::Provider)?;
         let grace_ms = self.config.periods.orphan_grace.as_millis() as u64;
         let old_ms = self.clock.now_ms().saturating_sub(grace_ms);
         let mut left = Vec::new();
@@ -246,7 +249,7 @@ impl Inner {
                 (Ok(_), None, None) => AuditOutcome::Left("it names no sandbox".to_owned()),
             };
         }
-        let swept = self.provider.sweep(&found.left).await;
+        let swept = self.within("a sweep", self.config.budgets.sweep, self.provider.sweep(&found.left)).await;
         for (index, item) in found.items[first_left..].iter_mut().enumerate() {
             item.outcome = match &swept {
                 Err(error) => AuditOutcome::Failed(error.to_string()),
@@ -261,9 +264,33 @@ impl Inner {
         Ok(())
     }
 
+    /// Counts what was not found the last time. Fences and layers are left by the ordinary course of things: those of
+    /// records that were forgotten, and what is shared until its last user goes.
+    fn count_left(&self, left: &[Finding]) {
+        let is_told = |finding: &&Finding| !matches!(finding.kind, FindingKind::Fence | FindingKind::Layer);
+        let now: BTreeSet<(FindingKind, String)> =
+            left.iter().filter(is_told).map(|finding| (finding.kind, finding.what.clone())).collect();
+        let mut before = self.reconcilers.left.lock().unwrap_or_else(PoisonError::into_inner);
+        for _ in now.difference(&before) {
+            self.metrics.count(&family::ORPHANS_FOUND, &[]);
+        }
+        *before = now;
+    }
+
+    /// What the provider says in time (J7). What was left is about no sandbox, so no breaker counts it.
+    async fn within<T>(
+        &self,
+        what: &'static str,
+        budget: Duration,
+        call: impl Future<Output = Result<T, ProviderError>>,
+    ) -> Result<T, ProviderError> {
+        let late = |_| ProviderError::TimedOut { what, after_ms: budget.as_millis() as u64 };
+        tokio::time::timeout(budget, call).await.map_err(late)?
+    }
+
     /// What became of an instance by a run of `provider-sync`.
     async fn after_collecting(&self, instance: &InstanceRef) -> AuditOutcome {
-        match self.provider.observe(instance).await {
+        match self.within("a look at it", self.config.budgets.call, self.provider.observe(instance)).await {
             Ok(seen) if seen.state == InstanceState::Absent => AuditOutcome::Done,
             Ok(_) => AuditOutcome::Left("it stays until the grace has passed and two listings agree".to_owned()),
             Err(error) => AuditOutcome::Failed(error.to_string()),

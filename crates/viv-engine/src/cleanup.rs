@@ -9,6 +9,7 @@
 //! wants them. Whether something runs in a sandbox is asked before anything is done to it, and without an answer nothing
 //! is (T7). A cleanup says what it found before it does anything, and a dry run stops there.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -187,15 +188,25 @@ pub(crate) struct Cleanups {
     aged_at_ms: AtomicU64,
 }
 
+/// What a plan is made from, beside the records.
+pub(crate) struct Known<'k> {
+    /// In which a task is at work: neither their age nor that nothing runs in them at this moment ends them.
+    pub(crate) at_work: &'k BTreeSet<SandboxId>,
+    /// What is in use of the quotas of one project, or of all together, by so many of this size.
+    pub(crate) quotas: &'k dyn Fn(bool, u64, &Sums) -> Vec<QuotaUsed>,
+    pub(crate) sums_of: &'k dyn Fn(&Sandbox) -> Sums,
+    pub(crate) config: &'k CleanupConfig,
+    pub(crate) now_ms: u64,
+}
+
+/// Whether its hard deadline was missed by who should have seen to it.
+fn is_past_deadline(record: &Sandbox, now_ms: u64) -> bool {
+    record.expires_at_ms.is_some_and(|at_ms| now_ms > at_ms.saturating_add(MISSED_MS))
+}
+
 /// What is to be done about these records. Pure; in the order in which it is done.
-pub(crate) fn plan(
-    kind: CleanupKind,
-    records: &[Sandbox],
-    quotas: &dyn Fn(u64, &Sums) -> Vec<QuotaUsed>,
-    sums_of: &dyn Fn(&Sandbox) -> Sums,
-    config: &CleanupConfig,
-    now_ms: u64,
-) -> Vec<CleanupItem> {
+pub(crate) fn plan(kind: CleanupKind, records: &[Sandbox], known: &Known<'_>) -> Vec<CleanupItem> {
+    let (config, now_ms) = (known.config, known.now_ms);
     let old = |since_ms: u64, after: Duration| now_ms.saturating_sub(since_ms) >= after.as_millis() as u64;
     let item = |record: &Sandbox, why: String| CleanupItem {
         sandbox: record.id.clone(),
@@ -236,43 +247,67 @@ pub(crate) fn plan(
         CleanupKind::Age => {
             let mut found = Vec::new();
             for record in records.into_iter().filter(is_up) {
-                let missed = record.expires_at_ms.is_some_and(|at_ms| now_ms > at_ms.saturating_add(MISSED_MS));
                 let age_s = now_ms.saturating_sub(record.created_at_ms) / 1000;
-                if missed {
+                let is_old = config.age_max.is_some_and(|max| old(record.created_at_ms, max));
+                if is_past_deadline(record, now_ms) {
                     found.push(item(record, "its hard deadline has passed".to_owned()));
-                } else if config.age_max.is_some_and(|max| old(record.created_at_ms, max)) {
+                } else if is_old && !known.at_work.contains(&record.id) {
                     found.push(item(record, format!("{age_s} s old")));
                 }
             }
             found
         }
         CleanupKind::Emergency => {
-            let all = spares.iter().chain(&records);
-            let living = all.filter(|record| PhaseName::MAY_LIVE.contains(&record.phase.name()));
-            let (mut count, mut sums) =
-                living.fold((0_u64, Sums::default()), |(count, sums), record| (count + 1, sums.plus(&sums_of(record))));
-            let mut idle: Vec<&Sandbox> = records.into_iter().filter(is_up).collect();
+            let mut idle: Vec<&Sandbox> = records.iter().copied().filter(is_up).collect();
             idle.retain(|record| old(record.active_at_ms.max(record.phase_since_ms), config.emergency_idle));
+            idle.retain(|record| !known.at_work.contains(&record.id));
             // Least harm first: nothing of what is saved is lost. Then who was not used for longest.
             idle.sort_by_key(|record| (!record.policy.persistent, record.active_at_ms));
-            let mut found = Vec::new();
-            for record in spares.into_iter().filter(is_up).chain(idle) {
-                let tight = quotas(count, &sums).into_iter().find(|quota| is_tight(quota, config.emergency_above));
-                let Some(tight) = tight else { break };
-                let max = tight.max.unwrap_or_default();
-                let used = format!("{} of {max} {} are in use", tight.used, tight.name);
-                let idle_s = now_ms.saturating_sub(record.active_at_ms) / 1000;
-                found.push(if record.is_spare() {
-                    item(record, format!("a spare, and {used}"))
-                } else {
-                    item(record, format!("not used for {idle_s} s, and {used}"))
-                });
-                count = count.saturating_sub(1);
-                sums = minus(&sums, &sums_of(record));
+            let all: Vec<&Sandbox> = spares.iter().chain(&records).copied().collect();
+            let first: Vec<&Sandbox> = spares.iter().copied().filter(is_up).chain(idle.iter().copied()).collect();
+            let mut given: Vec<(&Sandbox, String)> = until_there_is_room(&all, &first, false, known);
+            // Then project by project: what is free elsewhere is no use to it.
+            let projects: BTreeSet<&Project> = records.iter().map(|record| &record.project).collect();
+            for project in projects {
+                let of = |record: &&&Sandbox| record.project == *project;
+                let stay = |record: &&&Sandbox| of(record) && !given.iter().any(|(gone, _)| gone.id == record.id);
+                let living: Vec<&Sandbox> = records.iter().filter(stay).copied().collect();
+                let idle: Vec<&Sandbox> = idle.iter().filter(stay).copied().collect();
+                let more = until_there_is_room(&living, &idle, true, known);
+                given.extend(more);
             }
-            found
+            given.into_iter().map(|(record, why)| item(record, why)).collect()
         }
     }
+}
+
+/// Which of the first have to go until no quota is tight, in their order, and why: those of one project, or of all.
+fn until_there_is_room<'r>(
+    all: &[&'r Sandbox],
+    first: &[&'r Sandbox],
+    in_project: bool,
+    known: &Known<'_>,
+) -> Vec<(&'r Sandbox, String)> {
+    let living = all.iter().filter(|record| PhaseName::MAY_LIVE.contains(&record.phase.name()));
+    let (mut count, mut sums) =
+        living.fold((0_u64, Sums::default()), |(count, sums), record| (count + 1, sums.plus(&(known.sums_of)(record))));
+    let mut found = Vec::new();
+    for record in first {
+        let quotas = (known.quotas)(in_project, count, &sums);
+        let Some(tight) = quotas.into_iter().find(|quota| is_tight(quota, known.config.emergency_above)) else { break };
+        let of_whom = if in_project { " of its project" } else { "" };
+        let used = format!("{} of {} {}{of_whom} are in use", tight.used, tight.max.unwrap_or_default(), tight.name);
+        let idle_s = known.now_ms.saturating_sub(record.active_at_ms) / 1000;
+        let why = if record.is_spare() {
+            format!("a spare, and {used}")
+        } else {
+            format!("not used for {idle_s} s, and {used}")
+        };
+        found.push((*record, why));
+        count = count.saturating_sub(1);
+        sums = minus(&sums, &(known.sums_of)(record));
+    }
+    found
 }
 
 /// Whether it is lost because it was found unwell, or did not answer: something of it may run. Nobody waits for it.
@@ -284,7 +319,7 @@ fn is_unwell(record: &Sandbox) -> bool {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a part of something")]
-fn is_tight(quota: &QuotaUsed, above: f64) -> bool {
+pub(crate) fn is_tight(quota: &QuotaUsed, above: f64) -> bool {
     quota.max.is_some_and(|max| quota.used as f64 > max as f64 * above)
 }
 
@@ -298,9 +333,15 @@ fn minus(all: &Sums, one: &Sums) -> Sums {
 }
 
 impl Engine {
-    /// Cleans up by these layers, or says what would be done.
+    /// Cleans up by these layers, or says what would be done. Journaled, whatever is found (J2).
     pub async fn cleanup(&self, kinds: &[CleanupKind], dry_run: bool, by: Actor) -> Result<CleanupReport, EngineError> {
-        self.inner.cleanup(kinds, dry_run, by).await
+        self.inner.tell_of_cleanup("started", kinds, dry_run, &by, json!({})).await?;
+        let cleaned = self.inner.cleanup(kinds, dry_run, &by, true).await;
+        if let Err(error) = &cleaned {
+            let data = json!({ "error": crate::effect::in_words(error) });
+            self.inner.tell_of_cleanup("completed", kinds, dry_run, &by, data).await?;
+        }
+        cleaned
     }
 }
 
@@ -314,58 +355,111 @@ pub(crate) async fn run(inner: &Arc<Inner>) -> Result<Report, EngineError> {
         inner.cleanups.aged_at_ms.store(now_ms, Ordering::Relaxed);
         kinds.insert(2, CleanupKind::Age);
     }
-    let report = inner.cleanup(&kinds, false, Actor::part("cleanup")).await?;
+    let report = inner.cleanup(&kinds, false, &Actor::part("cleanup"), false).await?;
     Ok(Report { found: report.found(), did: report.done(), failed: report.failed() })
 }
 
 impl Inner {
+    /// Of what was begun by hand, `started` is told already. What begins by itself every few minutes and finds nothing is
+    /// not told at all: the journal would be full of it.
     async fn cleanup(
         self: &Arc<Self>,
         kinds: &[CleanupKind],
         dry_run: bool,
-        by: Actor,
+        by: &Actor,
+        by_hand: bool,
     ) -> Result<CleanupReport, EngineError> {
         let config = self.config.cleanup.unwrap_or_default();
         let records = self.living().await?;
         if kinds.contains(&CleanupKind::Unhealthy) && !dry_run {
             self.look_at_the_unseen(&records, &config);
         }
-        let quota = &self.config.quota;
-        let quotas = |count: u64, sums: &Sums| QuotaUsed::all(quota, false, count, sums);
-        let sums_of = |record: &Sandbox| Sums::of(&record.spec.limits, &quota.weights);
-        let mut items: Vec<CleanupItem> = Vec::new();
-        for kind in kinds {
-            let found = plan(*kind, &records, &quotas, &sums_of, &config, self.clock.now_ms());
-            // One is enough, whoever found it first.
-            items.extend(
-                found
-                    .into_iter()
-                    .filter(|new| !items.iter().any(|item| item.sandbox == new.sandbox))
-                    .collect::<Vec<_>>(),
-            );
-        }
-        if dry_run || items.is_empty() {
+        let mut items = self.planned(kinds, &records, &config).await?;
+        if !by_hand && items.is_empty() {
             return Ok(CleanupReport { items });
         }
-        let names: Vec<&str> = kinds.iter().map(|kind| kind.as_str()).collect();
-        let told = |kind: &str, data| whole(kind, by.clone(), self.clock.now_ms(), data);
-        let started = told("cleanup.started", json!({ "layers": names, "found": items.len() }));
-        self.store.append(self.epoch, vec![started]).await?;
+        if !by_hand {
+            self.tell_of_cleanup("started", kinds, dry_run, by, json!({})).await?;
+        }
+        self.tell_of_cleanup("found", kinds, dry_run, by, json!({ "found": items.len() })).await?;
         for item in &mut items {
-            let record = records.iter().find(|record| record.id == item.sandbox);
-            item.outcome = match record {
-                Some(record) => self.clean(record, item, &by).await,
-                None => CleanupOutcome::InUse,
-            };
+            let Some(record) = records.iter().find(|record| record.id == item.sandbox) else { continue };
+            if !dry_run {
+                item.outcome = self.clean(record, item, by).await;
+            }
+            self.tell_of_item(record, item, by).await;
             if self.is_ending() {
                 break;
             }
         }
         let report = CleanupReport { items };
-        let data =
-            json!({ "layers": names, "found": report.found(), "done": report.done(), "failed": report.failed() });
-        self.store.append(self.epoch, vec![whole("cleanup.completed", by, self.clock.now_ms(), data)]).await?;
+        let data = json!({ "found": report.found(), "done": report.done(), "failed": report.failed() });
+        self.tell_of_cleanup("completed", kinds, dry_run, by, data).await?;
         Ok(report)
+    }
+
+    /// What is to be done by these layers.
+    async fn planned(
+        &self,
+        kinds: &[CleanupKind],
+        records: &[Sandbox],
+        config: &CleanupConfig,
+    ) -> Result<Vec<CleanupItem>, EngineError> {
+        let ids: Vec<SandboxId> = records.iter().map(|record| record.id.clone()).collect();
+        let at_work: BTreeSet<SandboxId> = self.store.tasks_at_work(&ids).await?.into_keys().collect();
+        let quota = &self.config.quota;
+        let known = Known {
+            at_work: &at_work,
+            quotas: &|in_project, count, sums| QuotaUsed::all(quota, in_project, count, sums),
+            sums_of: &|record| Sums::of(&record.spec.limits, &quota.weights),
+            config,
+            now_ms: self.clock.now_ms(),
+        };
+        let mut items: Vec<CleanupItem> = Vec::new();
+        for kind in kinds {
+            // One is enough, whoever found it first.
+            for new in plan(*kind, records, &known) {
+                if !items.iter().any(|item| item.sandbox == new.sandbox) {
+                    items.push(new);
+                }
+            }
+        }
+        Ok(items)
+    }
+
+    /// A line about all of it.
+    async fn tell_of_cleanup(
+        &self,
+        what: &str,
+        kinds: &[CleanupKind],
+        dry_run: bool,
+        by: &Actor,
+        mut data: serde_json::Value,
+    ) -> Result<(), EngineError> {
+        let layers: Vec<&str> = kinds.iter().map(|kind| kind.as_str()).collect();
+        (data["layers"], data["dry_run"]) = (json!(layers), json!(dry_run));
+        let line = whole(&format!("cleanup.{what}"), by.clone(), self.clock.now_ms(), data);
+        self.store.append(self.epoch, vec![line]).await?;
+        Ok(())
+    }
+
+    /// And about one of them. What was done is done, whether or not that can be told.
+    async fn tell_of_item(&self, record: &Sandbox, item: &CleanupItem, by: &Actor) {
+        let data = json!({
+            "layer": item.kind.as_str(),
+            "action": item.action.as_str(),
+            "why": item.why,
+            "outcome": match &item.outcome {
+                CleanupOutcome::Planned => "planned",
+                CleanupOutcome::Done => "done",
+                CleanupOutcome::InUse => "in_use",
+                CleanupOutcome::Failed(_) => "failed",
+            },
+        });
+        let line = journal::noted(record, "cleanup.item", by.clone(), self.clock.now_ms(), data);
+        if let Err(error) = self.store.append(self.epoch, vec![line]).await {
+            tracing::warn!(component = "cleanup", sandbox = %record.id, %error, "what was done could not be journaled");
+        }
     }
 
     /// What runs and was not looked at since the last cleanup is probed, beside this one: what is wrong with what nobody
@@ -406,33 +500,20 @@ impl Inner {
                 let stopped = self.apply(&record.id, &Event::Stop { by: by.clone() }).await;
                 stopped.map(|_| true)
             }
-            CleanupKind::Age => self.put_to_rest(record, ENDED_MS).await,
+            CleanupKind::Age if is_past_deadline(record, self.clock.now_ms()) => {
+                self.put_to_rest(record, ENDED_MS).await
+            }
+            CleanupKind::Age => self.put_to_rest_without_task(record, ENDED_MS).await,
             CleanupKind::Emergency => {
                 let idle = self.config.cleanup.unwrap_or_default().emergency_idle;
-                self.put_to_rest(record, ENDED_MS.max(idle.as_millis() as u64)).await
+                self.put_to_rest_without_task(record, ENDED_MS.max(idle.as_millis() as u64)).await
             }
         };
-        let outcome = match done {
+        match done {
             Ok(true) => CleanupOutcome::Done,
             Ok(false) => CleanupOutcome::InUse,
             Err(error) => CleanupOutcome::Failed(crate::effect::in_words(&error)),
-        };
-        let data = json!({
-            "layer": item.kind.as_str(),
-            "action": item.action.as_str(),
-            "why": item.why,
-            "outcome": match &outcome {
-                CleanupOutcome::Planned => "planned",
-                CleanupOutcome::Done => "done",
-                CleanupOutcome::InUse => "in_use",
-                CleanupOutcome::Failed(_) => "failed",
-            },
-        });
-        let line = journal::noted(record, "cleanup.item", by.clone(), self.clock.now_ms(), data);
-        if let Err(error) = self.store.append(self.epoch, vec![line]).await {
-            tracing::warn!(component = "cleanup", sandbox = %record.id, %error, "what was done could not be journaled");
         }
-        outcome
     }
 
     /// Ends what is unwell, unless it came back, or somebody came for it, meanwhile.
@@ -445,6 +526,12 @@ impl Inner {
         }
         let given_up = self.apply(&seen.id, &Event::Unhealthy { by: by.clone() }).await?;
         Ok(matches!(given_up, Applied::Changed(_)))
+    }
+
+    /// The same as [`Self::put_to_rest`], unless a task is at work in it by now: between its steps nothing runs.
+    async fn put_to_rest_without_task(self: &Arc<Self>, seen: &Sandbox, idle_ms: u64) -> Result<bool, EngineError> {
+        let at_work = self.store.tasks_at_work(std::slice::from_ref(&seen.id)).await?;
+        if at_work.is_empty() { self.put_to_rest(seen, idle_ms).await } else { Ok(false) }
     }
 
     /// Puts it to rest as if its window were over, unless it is in use: by its record, by what runs in it, or by who
@@ -524,9 +611,25 @@ mod tests {
     }
 
     fn planned(kind: CleanupKind, records: &[Sandbox], max: u64, config: &CleanupConfig, now_ms: u64) -> Vec<u8> {
-        let quota = Quota::of(max, max);
-        let quotas = |count: u64, sums: &Sums| QuotaUsed::all(&quota, false, count, sums);
-        let found = plan(kind, records, &quotas, &|_| Sums::default(), config, now_ms);
+        planned_by(kind, records, Quota::of(max, max), &[], config, now_ms)
+    }
+
+    fn planned_by(
+        kind: CleanupKind,
+        records: &[Sandbox],
+        quota: Quota,
+        at_work: &[u8],
+        config: &CleanupConfig,
+        now_ms: u64,
+    ) -> Vec<u8> {
+        let known = Known {
+            at_work: &at_work.iter().map(|id| SandboxId::from_bytes([*id; 16])).collect(),
+            quotas: &|in_project, count, sums| QuotaUsed::all(&quota, in_project, count, sums),
+            sums_of: &|_| Sums::default(),
+            config,
+            now_ms,
+        };
+        let found = plan(kind, records, &known);
         let number = |item: &CleanupItem| (1..=255).find(|id| SandboxId::from_bytes([*id; 16]) == item.sandbox);
         found.iter().filter_map(number).collect()
     }
@@ -551,6 +654,23 @@ mod tests {
     }
 
     #[test]
+    fn j2_l18_emergency_makes_room_in_a_project_that_has_none_and_leaves_the_others_alone() {
+        let config = CleanupConfig::default();
+        let mut records = [1, 2, 3, 4, 5].map(|id| record(id, true, Phase::Ready, u64::from(id)));
+        for other in &mut records[3..] {
+            other.project = "other".parse().unwrap();
+        }
+        let emergency = CleanupKind::Emergency;
+        assert_eq!(planned_by(emergency, &records, Quota::of(100, 3), &[], &config, 120_000), [1], "to two of three");
+        assert_eq!(
+            planned_by(emergency, &records, Quota::of(100, 3), &[1], &config, 120_000),
+            [2],
+            "a task is at work"
+        );
+        assert_eq!(planned_by(emergency, &records, Quota::of(100, 100), &[], &config, 120_000), [0; 0]);
+    }
+
+    #[test]
     fn j2_leftovers_are_not_persistent_and_were_left_for_a_while() {
         let config = CleanupConfig::default();
         let records = [
@@ -572,5 +692,8 @@ mod tests {
         assert_eq!(planned(CleanupKind::Age, &records, 100, &config, 62_000), [1]);
         config.age_max = Some(Duration::from_secs(60));
         assert_eq!(planned(CleanupKind::Age, &records, 100, &config, 62_000), [1, 2]);
+        let (age, quota) = (CleanupKind::Age, Quota::of(100, 100));
+        let at_work = planned_by(age, &records, quota, &[1, 2], &config, 62_000);
+        assert_eq!(at_work, [1], "a task keeps what is old, and no deadline");
     }
 }

@@ -96,6 +96,8 @@ pub struct Budgets {
     pub clear: Duration,
     /// Saving one: in proportion to what was not written out.
     pub save: Duration,
+    /// Looking for what was left on the machine, and clearing it away: in proportion to what is there.
+    pub sweep: Duration,
     /// Everything else.
     pub call: Duration,
 }
@@ -107,6 +109,7 @@ impl Default for Budgets {
             probe: Duration::from_secs(2),
             clear: Duration::from_secs(20),
             save: Duration::from_secs(300),
+            sweep: Duration::from_secs(60),
             call: Duration::from_secs(10),
         }
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use viv_core::TaskId;
 use viv_core::exec::{ExecState, ExecStatus, OutputEvent};
 use viv_core::hook::HookAction;
-use viv_core::lifecycle::{Finding, Phase, Sandbox, Status};
+use viv_core::lifecycle::{Cause, Finding, Phase, Sandbox, Status};
 use viv_core::snapshot::{Snapshot, SnapshotKind, SnapshotState};
 use viv_core::spec::Project;
 use viv_provider::{InstanceRef, InstanceState, Observation, Whereabouts};
@@ -78,7 +78,7 @@ pub struct Remark {
     pub what: String,
     /// What it was seen by.
     pub evidence: Vec<String>,
-    /// A command that helps.
+    /// A command that helps, as it can be run; whatever else there is to say is in words.
     pub helps: String,
 }
 
@@ -192,21 +192,24 @@ fn remarks(view: &View, whereabouts: Option<&Whereabouts>, seen: Option<&Observa
             let what = view.evidence.complaint().unwrap_or_default();
             let is_mount = view.evidence.filesystem.as_ref().is_some_and(|check| check.finding == Finding::Unhealthy);
             if is_mount {
-                let what = format!("its filesystem is not what it should be: {what}");
-                say("broken_mount", what, format!("viv stop {id}; then viv ensure {id}"));
+                let what =
+                    format!("its filesystem is not what it should be: {what}; once stopped, it can be made anew");
+                say("broken_mount", what, format!("viv stop {id}"));
             } else {
                 say("unhealthy", format!("a probe got a wrong answer: {what}"), format!("viv logs {id}"));
             }
         }
         Some(Finding::Timeout) => {
-            let what = "a probe got no answer: the agent hangs, is stopped or frozen".to_owned();
-            say("no_answer", what, format!("viv show --verify {id}, or viv stop {id}"));
+            let what =
+                "a probe got no answer: the agent hangs, is stopped or frozen; if it stays so, stop it".to_owned();
+            say("no_answer", what, format!("viv show --verify {id}"));
         }
         Some(Finding::Gone | Finding::Ok) | None => {}
     }
     let runs = seen.is_some_and(|seen| matches!(seen.state, InstanceState::Running));
     if runs && whereabouts.is_some_and(|parts| parts.supervisor_pid.is_some() && parts.agent_pid.is_none()) {
-        say("agent_dead", "the agent inside is dead".to_owned(), format!("viv ensure {id} makes a new one"));
+        let what = "the agent inside is dead; whoever wants it gets a new instance".to_owned();
+        say("agent_dead", what, format!("viv ensure {id}"));
     }
     if crate::metrics::is_overdue(&view.sandbox, view.now_ms) {
         let what = format!("{} takes longer than it may: {message}", view.sandbox.phase.name().as_str());
@@ -214,19 +217,32 @@ fn remarks(view: &View, whereabouts: Option<&Whereabouts>, seen: Option<&Observa
     }
     match &view.sandbox.phase {
         Phase::Lost => {
-            let what =
-                format!("its instance ended or cannot be reached: {} {message}", view.sandbox.cause.cause.code());
-            say("lost", what, format!("viv ensure {id} makes a new one, viv rm {id} removes it"));
+            let cause = view.sandbox.cause.cause.code();
+            let what = format!(
+                "its instance ended or cannot be reached: {cause} {message}; a new one is made when somebody wants it"
+            );
+            say("lost", what, format!("viv ensure {id}"));
         }
         Phase::Failed { .. } => {
             let what = format!("it could not be brought up: {} {message}", view.sandbox.cause.cause.code());
-            say("failed", what, format!("viv timeline {id}; then viv ensure {id} or viv rm {id}"));
+            say("failed", what, format!("viv timeline {id}"));
+        }
+        Phase::Hibernating { save_failed: true, .. } => {
+            let what = format!(
+                "it could not be saved, and waits with its files kept: {message}; make room and try again, or give up \
+                 what was not saved with `viv stop --discard {id}`"
+            );
+            say("save_failed", what, format!("viv stop --retry {id}"));
+        }
+        Phase::Stopping { .. } if view.sandbox.cause.cause == Cause::KillFailed => {
+            let what = format!("it was to end, and is still there: {message}; that is tried again");
+            say("kill_failed", what, format!("viv timeline {id}"));
         }
         Phase::Provisioning { .. }
         | Phase::Verifying { .. }
         | Phase::Ready
         | Phase::Frozen { .. }
-        | Phase::Hibernating { .. }
+        | Phase::Hibernating { save_failed: false, .. }
         | Phase::Hibernated { .. }
         | Phase::Resuming { .. }
         | Phase::Stopping { .. }

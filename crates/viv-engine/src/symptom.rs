@@ -115,6 +115,23 @@ impl Inside {
         self.running().iter().any(|one| one.output_bytes > bytes(&one.id))
     }
 
+    /// The command that gives it twice the memory; without a limit, the one that shows what it uses.
+    fn more_memory(&self) -> String {
+        self.more("--memory", self.limits.memory_bytes)
+    }
+
+    /// The same for its disk.
+    fn more_disk(&self) -> String {
+        self.more("--disk", self.limits.disk_bytes)
+    }
+
+    fn more(&self, limit: &str, now_bytes: Option<u64>) -> String {
+        match now_bytes.filter(|bytes| *bytes > 0) {
+            Some(bytes) => format!("viv limits {} {limit} {}M", self.sandbox, (bytes.saturating_mul(2) >> 20).max(1)),
+            None => format!("viv limits {}", self.sandbox),
+        }
+    }
+
     /// The command that ends what runs.
     fn cancel(&self) -> String {
         match self.running().as_slice() {
@@ -222,7 +239,7 @@ fn memory(inside: &Inside) -> Vec<Remark> {
         let mut evidence = vec![format!("the kernel killed {kills} time(s) for memory")];
         evidence.extend(killed.iter().take(TOLD).map(|one| format!("{} was killed for memory", one.id)));
         let what = "it ran out of memory".to_owned();
-        let helps = format!("viv limits {} --memory SIZE", inside.sandbox);
+        let helps = inside.more_memory();
         remarks.push(Remark::of("out_of_memory", what, helps).from(evidence));
     }
     let used: Vec<u64> = inside.looks.iter().filter_map(|look| look.usage.memory_bytes).collect();
@@ -241,7 +258,7 @@ fn memory(inside: &Inside) -> Vec<Remark> {
             let part = now as f64 / max as f64;
             if part >= MEMORY_NEAR {
                 let what = format!("little memory is left: {} of {}", mib(now), mib(max));
-                let helps = format!("viv limits {} --memory SIZE", inside.sandbox);
+                let helps = inside.more_memory();
                 remarks.push(Remark::of("memory_short", what, helps).from(vec![format!("{} in use", percent(part))]));
             }
         }
@@ -306,8 +323,8 @@ fn said(inside: &Inside) -> Vec<Remark> {
         let Some((output, line)) = found else { continue };
         let line: String = line.chars().filter(|letter| !letter.is_control()).take(160).collect();
         let helps = match code {
-            "said_out_of_memory" => format!("viv limits {} --memory SIZE", inside.sandbox),
-            "said_disk_full" => format!("viv limits {} --disk SIZE", inside.sandbox),
+            "said_out_of_memory" => inside.more_memory(),
+            "said_disk_full" => inside.more_disk(),
             _ => format!("viv attach {} {}", inside.sandbox, output.execution),
         };
         let evidence = vec![format!("{} wrote: {line}", output.execution)];

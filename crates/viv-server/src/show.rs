@@ -442,7 +442,9 @@ fn host(whereabouts: Whereabouts) -> HostView {
 fn finding(remark: Remark) -> Finding {
     let severity = match remark.code {
         "unverified" | "no_task" => Severity::Info,
-        "lost" | "failed" | "broken_mount" | "agent_dead" | "out_of_memory" => Severity::Critical,
+        "lost" | "failed" | "save_failed" | "kill_failed" | "broken_mount" | "agent_dead" | "out_of_memory" => {
+            Severity::Critical
+        }
         _ => Severity::Warning,
     };
     Finding {

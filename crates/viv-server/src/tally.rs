@@ -29,8 +29,10 @@ const TASK: &str = "task:";
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
     pub(crate) created: u64,
-    pub(crate) stopping: u64,
     pub(crate) destroyed: u64,
+    /// Ends that began, saves among them, and how many of them were well over.
+    pub(crate) stops: u64,
+    pub(crate) stopped: u64,
     pub(crate) lost: u64,
     pub(crate) failed: u64,
     /// Ends that took no longer than [`STOP_MS_MAX`].
@@ -69,8 +71,9 @@ impl Totals {
     fn plus(self, other: &Self) -> Self {
         Self {
             created: self.created + other.created,
-            stopping: self.stopping + other.stopping,
             destroyed: self.destroyed + other.destroyed,
+            stops: self.stops + other.stops,
+            stopped: self.stopped + other.stopped,
             lost: self.lost + other.lost,
             failed: self.failed + other.failed,
             stopped_in_time: self.stopped_in_time + other.stopped_in_time,
@@ -222,20 +225,29 @@ impl Read {
         let begun = self.begun.get(sandbox).copied();
         let mut over = true;
         match to {
-            PhaseName::Stopping => {
-                totals.stopping += 1;
-                if self.begun.len() < REMEMBERED_MAX {
+            // What was to come up, and is stopped instead, is no success of that, and no failure. What is deleted while
+            // it is saved ends once.
+            PhaseName::Stopping | PhaseName::Hibernating => {
+                if !matches!(begun, Some(Begun::Stop(_))) && self.begun.len() < REMEMBERED_MAX {
+                    totals.stops += 1;
                     self.begun.insert(sandbox.clone(), Begun::Stop(at_ms));
                 }
                 over = false;
             }
-            PhaseName::Stopped => {
-                totals.destroyed += 1;
+            PhaseName::Stopped | PhaseName::Hibernated => {
+                totals.destroyed += u64::from(to == PhaseName::Stopped);
                 if let Some(Begun::Stop(since_ms)) = begun {
+                    totals.stopped += 1;
                     totals.stopped_in_time += u64::from(at_ms.saturating_sub(since_ms) <= STOP_MS_MAX);
                 }
             }
             PhaseName::Provisioning | PhaseName::Resuming => {
+                // Its instance ended as it should: it goes back to a snapshot, or begins anew.
+                if let Some(Begun::Stop(since_ms)) = begun {
+                    totals.stopped += 1;
+                    totals.stopped_in_time += u64::from(at_ms.saturating_sub(since_ms) <= STOP_MS_MAX);
+                    self.begun.remove(sandbox);
+                }
                 let next = match from {
                     PhaseName::Lost | PhaseName::Failed => Some(Begun::Recreate),
                     PhaseName::Hibernated => Some(Begun::Resume),
@@ -269,8 +281,6 @@ impl Read {
                     Some(Begun::Stop(_)) | None => {}
                 }
             }
-            // Somebody stopped what was to come up: that is no success, and no failure.
-            PhaseName::Hibernating | PhaseName::Hibernated => {}
             PhaseName::Verifying | PhaseName::Frozen => over = false,
         }
         if over {
@@ -413,11 +423,16 @@ mod tests {
         live(4, &[(0, Hibernated), (1, Resuming), (2, Verifying), (3, Hibernating), (4, Hibernated)]);
         live(5, &[(0, Ready), (1, Stopping), (30_002, Stopped)]);
         live(6, &[(0, Ready), (1, Stopping)]);
+        live(7, &[(0, Ready), (1, Hibernating), (30_002, Hibernated)]);
+        live(8, &[(0, Ready), (1, Hibernating)]);
+        live(9, &[(0, Ready), (1, Hibernating), (2, Stopping), (3, Stopped)]);
+        live(10, &[(0, Ready), (1, Hibernating), (2, Resuming), (3, Verifying), (4, Ready)]);
         let totals = read.by_project[&project];
         assert_eq!((totals.recreates, totals.recreated), (2, 1));
         assert_eq!((totals.resumes, totals.resumed), (1, 1), "who changed their mind does not count");
-        assert_eq!((totals.stopping, totals.destroyed, totals.stopped_in_time), (3, 2, 1));
+        assert_eq!((totals.stops, totals.stopped, totals.stopped_in_time), (8, 6, 4), "saves are ends");
+        assert_eq!(totals.destroyed, 3);
         assert_eq!((totals.lost, totals.failed), (2, 1));
-        assert_eq!(read.begun.len(), 1, "only what is on its way is remembered");
+        assert_eq!(read.begun.len(), 2, "only what is on its way is remembered");
     }
 }

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use support::daemon::{Daemon, PATIENCE, run};
 use support::held::unmount_root;
-use support::kill;
 use support::restart::House;
+use support::{kill, mutation};
 use viv_api::alert::AlertState;
 use viv_api::cleanup::BeginCleanup;
 use viv_api::client::Client;
@@ -19,6 +19,7 @@ use viv_api::execution::StartExecution;
 use viv_api::query::ListEvents;
 use viv_api::sandbox::{CreateSandbox, EnsureSandbox, Status};
 use viv_core::SandboxId;
+use viv_provider::Provider;
 
 /// Judged every second, told at once.
 const QUICK: &str = "[alerts]\nperiod_s = 1\nresolve_after_s = 1\nstuck_after_s = 2\n\
@@ -159,10 +160,69 @@ fn o5_cause_4_several_that_are_recorded_and_not_there_are_an_alert() {
     }
 }
 
+/// The instance is taken away beside the daemon: what is recorded as running is not there.
+#[tokio::test]
+async fn o3_cause_4_what_is_recorded_and_was_taken_away_is_told_and_its_remedy_works() {
+    let mut daemon = Daemon::in_house(House::with_config(
+        "[alerts]\nperiod_s = 1\nresolve_after_s = 1\n[alerts.rules.several_corrupted]\nabove = 0\n",
+    ));
+    daemon.run(&[]);
+    let made = daemon.create();
+    let lock = daemon.sandbox(&made.id).diagnosis().unwrap().locks.lifecycle;
+    let token = lock.map_or(1_000, |lock| lock.token);
+    daemon.provider().destroy(&mutation(made.generation.0, token), &made.id).await.unwrap();
+    wait_for(&daemon, "several_corrupted", true);
+    let (found, _) = diagnosed(&daemon, &made.id, "lost");
+    let said = |words: &[&str]| {
+        let said = daemon.viv().args(words).output().unwrap();
+        assert!(said.status.success(), "{words:?}: {}", String::from_utf8_lossy(&said.stderr));
+        String::from_utf8(said.stdout).unwrap()
+    };
+    let doctor = said(&["doctor", made.id.as_str()]);
+    assert!(doctor.contains("critical: its instance ended") && doctor.contains("  try: viv ensure "), "{doctor}");
+    assert!(said(&["doctor"]).contains("several_corrupted"));
+    // Nothing else is wrong: neither side has what the other one misses.
+    assert!(said(&["audit"]).contains("nothing is left over"), "{}", said(&["audit"]));
+    said(&["reconcile"]);
+    remedy(&daemon, &found, "lost");
+    let again = daemon.wait_for(&made.id, "it is ready", |sandbox| sandbox.status == Status::Ready);
+    assert_eq!(again.generation.0, made.generation.0 + 1);
+    daemon.remove(&made.id);
+}
+
+/// The two that the runbook of old begins with, on a daemon with small numbers.
+#[test]
+fn o5_too_many_that_are_active_and_too_many_that_run_into_their_deadline_are_alerts() {
+    let mut daemon = Daemon::in_house(House::with_config(
+        "[alerts]\nperiod_s = 1\nresolve_after_s = 1\n\
+         [alerts.rules.sandbox_leak_detected]\nabove = 1\nfor_s = 0\n\
+         [alerts.rules.sandbox_timeout_high]\nfor_s = 0\n",
+    ));
+    daemon.run(&[]);
+    let first = daemon.create();
+    assert_eq!(state(daemon.client(), "sandbox_leak_detected"), AlertState::Inactive);
+    let brief: CreateSandbox =
+        serde_json::from_value(serde_json::json!({ "policy": { "lifetime_ms": 5_000 } })).unwrap();
+    let brief = daemon.create_from(&brief);
+    wait_for(&daemon, "sandbox_leak_detected", true);
+    let over = daemon.wait_for(&brief.id, "its time is over", |sandbox| sandbox.status == Status::Stopped);
+    assert!(over.cause.is_some());
+    wait_for(&daemon, "sandbox_timeout_high", true);
+    wait_for(&daemon, "sandbox_leak_detected", false);
+    assert_eq!(kinds(&daemon, "sandbox_leak_detected"), ["alert.firing", "alert.resolved"]);
+    let shown = String::from_utf8(daemon.viv().arg("alerts").output().unwrap().stdout).unwrap();
+    assert!(shown.contains("sandbox_timeout_high") && shown.contains("viv events --cause expired"), "{shown}");
+    let told = daemon.viv().args(["events", "--cause", "expired"]).output().unwrap();
+    assert!(String::from_utf8(told.stdout).unwrap().contains(brief.id.as_str()), "what it says to begin with helps");
+    daemon.remove(&first.id);
+    daemon.remove(&brief.id);
+}
+
 #[test]
 fn l18_cause_5_a_limit_that_is_used_up_is_an_alert_and_goes_away() {
-    let daemon = house("[sandboxes]\nmax = 1\n");
-    let made = daemon.create();
+    let daemon = house("[sandboxes]\nmax = 1\n[cleanup]\nemergency_idle_s = 0\n");
+    let request: CreateSandbox = serde_json::from_value(serde_json::json!({ "name": "kept" })).unwrap();
+    let made = daemon.create_from(&request);
     wait_for(&daemon, "quota_exhausted", true);
     let refused = daemon.client().create(&CreateSandbox::default(), None).unwrap_err();
     assert_eq!(refused.code().map(|code| code.to_string()).as_deref(), Some("quota_exceeded"));
@@ -171,9 +231,17 @@ fn l18_cause_5_a_limit_that_is_used_up_is_an_alert_and_goes_away() {
     assert!(stats.starts_with("critical: quota_exhausted: a quota is used up: 100 %"), "{stats}");
     let shown = daemon.viv().arg("alerts").output().unwrap();
     assert!(String::from_utf8(shown.stdout).unwrap().contains("quota_exhausted"));
-    daemon.remove(&made.id);
+    let doctor = String::from_utf8(daemon.viv().arg("doctor").output().unwrap().stdout).unwrap();
+    assert!(doctor.contains("quota_exhausted"), "{doctor}");
+    // The remedy of the runbook: what is idle is put to rest, and there is room.
+    support::eventually_within(PATIENCE, "there is room", || {
+        let done = daemon.viv().args(["cleanup", "--emergency"]).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        daemon.sandbox(&made.id).get().unwrap().status == Status::Hibernated
+    });
     wait_for(&daemon, "quota_exhausted", false);
     daemon.remove(&daemon.create().id);
+    daemon.remove(&made.id);
 }
 
 /// Each command of the runbook, as it stands there, in its order.
@@ -211,11 +279,18 @@ fn o3_the_runbook_runs() {
         let text = |name: &str| std::fs::read_to_string(about.join(name)).unwrap();
         assert!(text("metrics.txt").contains("\nviv_sandboxes_created_total 1\n"), "{}", text("metrics.txt"));
         assert!(text("events.jsonl").contains("sandbox.created"));
+        assert!(text("version.json").contains("\"commit\"") && text("daemon-log.json").contains("\"items\""));
         let sandbox = std::fs::read_dir(&about).unwrap().map(|entry| entry.unwrap().path()).find(|path| path.is_dir());
         let sandbox = sandbox.expect("a folder of its own");
         let diagnosis = std::fs::read(sandbox.join("diagnosis.json")).unwrap();
         assert_eq!(serde_json::from_slice::<Diagnosis>(&diagnosis).unwrap().sandbox.name.as_deref(), Some(name));
         assert!(std::fs::read_to_string(sandbox.join("timeline.json")).unwrap().contains("hibernated"));
+        assert!(sandbox.join("logs.json").exists());
+        let states = std::fs::read(sandbox.join("before-after.json")).unwrap();
+        let states: serde_json::Value = serde_json::from_slice(&states).unwrap();
+        // Of one, before its last change; of all of the last hour, it was not there before.
+        assert_eq!(states["before"].is_object(), report == "REPORT", "{states:#}");
+        assert!(states["after"]["phase"].is_string(), "{states:#}");
     }
 }
 
@@ -264,7 +339,7 @@ fn j2_emergency_cleanup_says_what_it_would_do_and_loses_no_persistent_file() {
     daemon.remove(&busy);
     let said = daemon.viv().args(["events", "--kind", "cleanup"]).output().unwrap();
     let said = String::from_utf8(said.stdout).unwrap();
-    for kind in ["cleanup.started", "cleanup.item", "cleanup.completed"] {
+    for kind in ["cleanup.started", "cleanup.found", "cleanup.item", "cleanup.completed"] {
         assert!(said.contains(kind), "{said}");
     }
 }
@@ -361,7 +436,8 @@ fn j2_what_is_unwell_is_left_and_shown_while_it_is_young_and_ended_with_the_evid
         let said = String::from_utf8(daemon.viv().args(["show", id.as_str()]).output().unwrap().stdout).unwrap();
         assert!(said.contains("probe_failed"), "{said}");
         let found = daemon.sandbox(id).diagnosis().unwrap().findings;
-        assert!(found.iter().any(|finding| finding.command.is_some()), "{found:#?}");
+        let mount = found.iter().find(|finding| finding.code == "broken_mount").unwrap_or_else(|| panic!("{found:#?}"));
+        assert_eq!(mount.command.as_deref(), Some(format!("viv stop {id}").as_str()));
     }
     assert_eq!(daemon.instances().len(), 2, "nothing was ended");
 

@@ -263,6 +263,9 @@ fn x6_exit_signal_memory_agent_and_sandbox_are_told_apart() {
         assert_eq!((end.state, end.cause.as_deref()), (state, Some(cause)), "{script}");
         assert_eq!(get(&daemon, &id, &end.id).cause.as_deref(), Some(cause));
     }
+    let found = sandbox.diagnosis_over(500).unwrap().findings;
+    let memory = found.iter().find(|finding| finding.code == "out_of_memory").unwrap_or_else(|| panic!("{found:#?}"));
+    assert_eq!(memory.command.as_deref(), Some(format!("viv limits {id} --memory 128M").as_str()), "twice as much");
     let limited = StartExecution { limit_ms: Some(TimeLimit::Ms("100".parse().unwrap())), ..sh("sleep 1000") };
     let limited = sandbox.start(&limited, None).unwrap();
     assert_eq!(ended(&daemon, &id, &limited.id).cause.as_deref(), Some("time_limit"));

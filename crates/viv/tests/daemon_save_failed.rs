@@ -173,6 +173,11 @@ impl Stage {
         assert_eq!(cause.code, "user_stop");
         let why = cause.message.to_lowercase();
         assert!(why.contains("no space") || why.contains("disk"), "it is said why: {why}");
+        let findings = sandbox.diagnosis().unwrap().findings;
+        let told = findings.iter().find(|finding| finding.code == "save_failed").expect("the diagnosis names it");
+        assert_eq!(told.severity, viv_api::daemon::Severity::Critical);
+        assert_eq!(told.command.as_deref(), Some(format!("viv stop --retry {}", self.id).as_str()));
+        assert!(told.message.contains(&cause.message) && told.message.contains("--discard"), "{told:#?}");
         assert_eq!(verified.generation, generation);
         assert_eq!(daemon.instances().len(), 1, "its files are kept");
         assert_eq!(self.inside(), BTreeSet::new(), "nothing runs on");
@@ -194,7 +199,7 @@ impl Stage {
         eventually_within(PATIENCE, "an alert fires", || {
             let all = self.daemon.client().alerts().unwrap().items;
             let firing = all.iter().find(|alert| alert.name == "save_failed" && alert.state == AlertState::Firing);
-            firing.is_some_and(|alert| alert.command.starts_with("viv "))
+            firing.is_some_and(|alert| alert.command.starts_with("viv ") && alert.sandboxes == [self.id.clone()])
         });
     }
 

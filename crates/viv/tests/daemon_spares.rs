@@ -17,9 +17,11 @@ use viv_api::spare::SpareClass;
 use viv_core::{Generation, SandboxId};
 use viv_provider::{InstanceRef, Provider};
 
-/// Clients at once, and what each asks for: 40 in all.
-const CLIENTS: usize = 8;
-const EACH: usize = 5;
+/// Clients at once, and what each asks for: 40 in all, and 500 by 50 with `make claims`.
+fn claims() -> (usize, usize) {
+    let set = |name: &str| std::env::var(name).ok().map(|value| value.parse().unwrap());
+    (set("VIV_CLAIM_CLIENTS").unwrap_or(8), set("VIV_CLAIM_EACH").unwrap_or(5))
+}
 
 fn daemon(min: u32, max: u32) -> Daemon {
     let house = House::with_config(&format!("[spares.classes.plain]\nmin = {min}\nmax = {max}"));
@@ -68,14 +70,15 @@ fn end(mut daemon: Daemon) {
 
 #[test]
 fn l19_claims_of_many_are_different_sandboxes_that_know_whose_they_are() {
+    let (clients, each) = claims();
     let daemon = daemon(4, 8);
     until_ready(&daemon, 4);
     let identities = Mutex::new((BTreeSet::new(), BTreeSet::new(), BTreeSet::new()));
     std::thread::scope(|scope| {
-        for client in 0..CLIENTS {
+        for client in 0..clients {
             let (daemon, identities) = (&daemon, &identities);
             scope.spawn(move || {
-                for round in 0..EACH {
+                for round in 0..each {
                     let whose = format!("client-{client}-{round}");
                     let made = daemon.create_from(&request(&whose));
                     let script =
@@ -95,13 +98,15 @@ fn l19_claims_of_many_are_different_sandboxes_that_know_whose_they_are() {
         }
     });
     let ids = identities.into_inner().unwrap().0;
-    assert_eq!(ids.len(), CLIENTS * EACH);
+    let asked = clients * each;
+    assert_eq!(ids.len(), asked);
     let created = from_spares(&daemon);
     let told: BTreeSet<SandboxId> = created.iter().map(|(id, _)| id.clone()).collect();
     assert_eq!((created.len(), told), (ids.len(), ids), "each once");
     let claimed = created.iter().filter(|(_, spare)| *spare).count() as u64;
     let status = spares(&daemon);
-    assert_eq!((status.claimed_total, status.claimed_total + status.missed_total), (claimed, 40), "{status:?}");
+    let all = status.claimed_total + status.missed_total;
+    assert_eq!((status.claimed_total, all), (claimed, asked as u64), "{status:?}");
     assert!(claimed >= 4, "{status:?}");
     let figures = daemon.viv().args(["spares", "--json"]).output().unwrap();
     let figures: SpareClass = serde_json::from_slice(&figures.stdout).unwrap();

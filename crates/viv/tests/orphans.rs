@@ -9,15 +9,19 @@ use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::Signal;
 use serde_json::Value;
+use support::daemon::run;
 use support::restart::{House, create, instance_folder};
 use support::{Ground, Sandbox, eventually, fresh_bytes, is_alive, kill, mutation};
+use viv_api::client::Client;
 use viv_api::query::ListEvents;
-use viv_api::sandbox::Phase;
+use viv_api::reconcile::{Orphan, Reconcile};
+use viv_api::sandbox::{EnsureSandbox, Phase, StopSandbox};
 use viv_core::{EndCause, OwnerMark, SandboxId};
 use viv_provider::{Finding, FindingKind, InstanceSpec, InstanceState, Provider, SweptAs};
 use viv_sandbox::cgroup::Layout;
@@ -296,12 +300,22 @@ fn pair(kind: &str, outcome: &str) -> (String, String) {
     (kind.to_owned(), outcome.to_owned())
 }
 
+/// What the daemon compares by itself when it begins is over: what is planted after it is left for who is asked.
+fn has_begun(client: &Client) {
+    eventually("it has compared everything once", || {
+        let all = client.reconcilers().unwrap().items;
+        let looks = |name: &str| all.iter().any(|one| one.name == name && one.runs_total > 0);
+        looks("full") && looks("provider-sync")
+    });
+}
+
 /// By the verbs of the daemon, and in the journal.
 #[tokio::test]
 async fn j2_audit_tells_reconcile_puts_right_and_both_are_journaled() {
     let house = House::with_config("[reconcile]\nprovider_sync_s = 3600\norphan_grace_s = 0");
     let daemon = house.start();
     let client = daemon.client();
+    has_begun(&client);
     let ours = create(&client);
     let report = said(&house, &["audit"], 0);
     assert_eq!((&report["found"], &report["dry_run"]), (&0.into(), &true.into()), "{report:#}");
@@ -320,6 +334,8 @@ async fn j2_audit_tells_reconcile_puts_right_and_both_are_journaled() {
         assert_eq!(kinds(&report), reported, "{report:#}");
     }
     assert!(half.exists(), "an audit changes nothing");
+    let figures = client.metrics().unwrap();
+    assert!(figures.contains("\nviv_orphans_found_total 1\n"), "what is left is counted, once: {figures}");
     // The first one sees it once, the second agrees.
     let report = said(&house, &["reconcile"], 0);
     assert_eq!(kinds(&report), [pair("half_made", "done"), pair("instance", "left")].into(), "{report:#}");
@@ -470,6 +486,7 @@ async fn j1_something_of_every_kind_is_told_by_audit_removed_by_reconcile_and_no
     let house = House::with_config("[reconcile]\nprovider_sync_s = 3600\norphan_grace_s = 0\ntidy_s = 3600");
     let daemon = house.start();
     let client = daemon.client();
+    has_begun(&client);
     let (ours, spare) = (create(&client), create(&client));
     let mut planted = plant(&house, &v2, &spare.id).await;
     let all = "instance record half_made unsupervised mount cgroup layer socket spare lease lock fence";
@@ -529,5 +546,57 @@ async fn j1_something_of_every_kind_is_told_by_audit_removed_by_reconcile_and_no
         client.sandbox(sandbox).delete(None).unwrap();
         support::restart::settled(&client, sandbox);
     }
+    house.assert_nothing_left();
+}
+
+/// Reconciliations one after the other, without any grace, beside creates, saves, wakes and deletes.
+#[test]
+fn j1_nothing_that_is_being_made_or_saved_is_collected_however_often_it_is_looked() {
+    const ROUNDS: usize = 3;
+    let house = House::with_config("[reconcile]\nprovider_sync_s = 1\norphan_grace_s = 0\ntidy_s = 1");
+    let daemon = house.start();
+    let client = daemon.client();
+    let is_over = AtomicBool::new(false);
+    let (runs, taken) = std::thread::scope(|scope| {
+        let reconciling = scope.spawn(|| {
+            let (mut runs, mut taken) = (0, Vec::new());
+            while !is_over.load(Ordering::SeqCst) {
+                let report = client.reconcile(&Reconcile { dry_run: false }).unwrap();
+                taken.extend(report.items.into_iter().filter(|item| item.outcome == "done"));
+                runs += 1;
+            }
+            (runs, taken)
+        });
+        let live = |number: usize| {
+            let request = serde_json::json!({ "name": format!("kept-{number}") });
+            let kept = client.create(&serde_json::from_value(request).unwrap(), None).unwrap().into_sandbox();
+            for round in 0..ROUNDS {
+                let sandbox = client.sandbox(&kept.id);
+                let (_, end) = run(&sandbox, &format!("echo {round} >> /workspace/rounds && sync /workspace/rounds"));
+                assert_eq!(end.exit_code, Some(0), "{end:?}");
+                let brief = create(&client);
+                let saved = sandbox.stop(&StopSandbox::default()).unwrap().into_sandbox();
+                assert_eq!(saved.phase, Phase::Hibernated, "{saved:#?}");
+                client.sandbox(&brief.id).delete(None).unwrap();
+                let back = sandbox.ensure(&EnsureSandbox::default()).unwrap().into_sandbox();
+                assert_eq!((back.phase, back.generation.0), (Phase::Ready, round as u64 + 2), "{back:#?}");
+            }
+            let (said, _) = run(&client.sandbox(&kept.id), "cat /workspace/rounds");
+            assert_eq!(said, "0\n1\n2\n", "nothing of it was taken");
+            client.sandbox(&kept.id).delete(None).unwrap();
+            support::restart::settled(&client, &kept.id);
+        };
+        let living: Vec<_> = (0..2).map(|number| scope.spawn(move || live(number))).collect();
+        let lived: Vec<_> = living.into_iter().map(|one| one.join()).collect();
+        is_over.store(true, Ordering::SeqCst);
+        let reconciled = reconciling.join().unwrap();
+        lived.into_iter().for_each(|one| one.unwrap());
+        reconciled
+    });
+    assert!(runs >= ROUNDS, "they ran beside: {runs}");
+    // Layers of what was deleted, and what remembers it, are left by the ordinary course of things.
+    let wrong = |item: &&Orphan| !matches!(item.kind.as_str(), "layer" | "fence" | "lock");
+    let wrong: Vec<&Orphan> = taken.iter().filter(wrong).collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
     house.assert_nothing_left();
 }

@@ -479,10 +479,17 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
     }
 
     async fn audit(&self) -> Result<Vec<Finding>> {
+        let hangs = self.silent.load(Ordering::SeqCst) || lock(&self.script).audits_hang();
+        if hangs {
+            return self.timed_out("audit").await;
+        }
         self.inner.audit().await
     }
 
     async fn sweep(&self, findings: &[Finding]) -> Result<Vec<Swept>> {
+        if self.silent.load(Ordering::SeqCst) {
+            return self.timed_out("sweep").await;
+        }
         self.inner.sweep(findings).await
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use viv_chaos::{FaultyProvider, Rng};
+use viv_chaos::{FaultyProvider, FaultyStore, Orders, Rng};
 use viv_core::SandboxId;
 use viv_core::lifecycle::{Actor, Sandbox, Status};
 use viv_core::spec::{Policy, Project, SandboxSpec};
@@ -37,6 +37,23 @@ pub(crate) async fn place_with(set_up: impl FnOnce(&mut EngineConfig)) -> Place 
 
 /// The same, whose provider's clock goes in steps of so many milliseconds: larger ones for days.
 pub(crate) async fn place_ticking(tick_ms: u64, set_up: impl FnOnce(&mut EngineConfig)) -> Place {
+    place_behind(tick_ms, |store, sim| (Arc::new(store), FaultyProvider::new(sim, 1, 0)), set_up).await
+}
+
+/// The same, in which calls to store and provider go wrong as is ordered.
+pub(crate) async fn place_ordered(tick_ms: u64, orders: &Arc<Orders>, set_up: impl FnOnce(&mut EngineConfig)) -> Place {
+    let behind = |store, sim| {
+        let store: Arc<dyn Store> = Arc::new(FaultyStore::around(Arc::new(store), 1, 0, orders.clone()));
+        (store, FaultyProvider::around(sim, 1, 0, orders.clone()))
+    };
+    place_behind(tick_ms, behind, set_up).await
+}
+
+async fn place_behind(
+    tick_ms: u64,
+    behind: impl FnOnce(MemoryStore, SimProvider) -> (Arc<dyn Store>, FaultyProvider),
+    set_up: impl FnOnce(&mut EngineConfig),
+) -> Place {
     let sim = SimClock::starting_at(EPOCH_MS);
     let ticking = sim.clone();
     tokio::spawn(async move {
@@ -45,14 +62,15 @@ pub(crate) async fn place_ticking(tick_ms: u64, set_up: impl FnOnce(&mut EngineC
             ticking.advance(tick_ms);
         }
     });
-    let (store, provider) = (MemoryStore::new(), FaultyProvider::new(SimProvider::new(sim), 1, 0));
+    let store = MemoryStore::new();
+    let (behind, provider) = behind(store.clone(), SimProvider::new(sim));
     let clock = Clock::showing(EPOCH_MS);
-    let engine = start(&store, &provider, clock, set_up).await;
+    let engine = start(behind, &provider, clock, set_up).await;
     Place { engine, provider, store, clock }
 }
 
 async fn start(
-    store: &MemoryStore,
+    store: Arc<dyn Store>,
     provider: &FaultyProvider,
     clock: Clock,
     set_up: impl FnOnce(&mut EngineConfig),
@@ -64,7 +82,7 @@ async fn start(
     let mut config = EngineConfig::new("sim".parse().unwrap(), "daemon");
     set_up(&mut config);
     let draw = move || rng.lock().unwrap().bytes();
-    let engine = Engine::start(config, Arc::new(store.clone()), Arc::new(provider.clone()), epoch, clock, draw);
+    let engine = Engine::start(config, store, Arc::new(provider.clone()), epoch, clock, draw);
     engine.await.unwrap()
 }
 
@@ -72,7 +90,7 @@ impl Place {
     /// Another daemon takes over what this one left.
     pub(crate) async fn restart(self) -> Self {
         self.engine.shut_down();
-        let engine = start(&self.store, &self.provider, self.clock, |_| {}).await;
+        let engine = start(Arc::new(self.store.clone()), &self.provider, self.clock, |_| {}).await;
         Self { engine, ..self }
     }
 

@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde_json::json;
+use viv_core::SandboxId;
 use viv_core::lifecycle::Actor;
 use viv_store::NewLine;
 
@@ -123,6 +124,8 @@ pub struct Alert {
     pub state: AlertState,
     /// What was measured last.
     pub value: f64,
+    /// Some of the sandboxes that it is about, where it is about single ones. For those who run the installation.
+    pub sandboxes: Vec<SandboxId>,
 }
 
 impl Alert {
@@ -142,6 +145,16 @@ pub(crate) struct Alerts {
 struct Known {
     window: Window,
     states: BTreeMap<&'static str, (AlertState, f64)>,
+    /// Whom figures are about, by their family.
+    whom: BTreeMap<&'static str, Vec<SandboxId>>,
+}
+
+impl Known {
+    /// Whom a rule is about.
+    fn whom(&self, rule: &Rule) -> Vec<SandboxId> {
+        let families = rule.measure.families().into_iter();
+        families.filter_map(|family| self.whom.get(family.name)).flatten().cloned().collect()
+    }
 }
 
 impl Alerts {
@@ -158,7 +171,8 @@ impl Engine {
         let shown = RULES.iter().filter_map(|rule| {
             let setting = rule.setting(config).filter(|setting| setting.enabled)?;
             let (state, value) = known.states.get(rule.name).copied().unwrap_or_default();
-            Some(Alert { rule, setting, state, value })
+            let sandboxes = if state == AlertState::Inactive { Vec::new() } else { known.whom(rule) };
+            Some(Alert { rule, setting, state, value, sandboxes })
         });
         shown.collect()
     }
@@ -168,11 +182,13 @@ impl Engine {
 pub(crate) async fn run(inner: &Arc<Inner>) -> Result<Report, EngineError> {
     let Some(config) = &inner.config.alerts else { return Ok(Report::default()) };
     inner.gather().await?;
+    let whom = inner.last_census.lock().unwrap_or_else(PoisonError::into_inner).clone().unwrap_or_default().whom;
     let now_ms = inner.clock.now_ms();
     let (mut report, mut lines) = (Report::default(), Vec::new());
     let mut next = BTreeMap::new();
     {
         let mut known = inner.alerts.lock();
+        known.whom = whom;
         known.window.push(Sample::of(&inner.metrics, now_ms));
         for rule in RULES {
             let Some(setting) = rule.setting(config).filter(|setting| setting.enabled) else { continue };
@@ -183,7 +199,8 @@ pub(crate) async fn run(inner: &Arc<Inner>) -> Result<Report, EngineError> {
             let is_firing = matches!(after, AlertState::Firing { .. });
             report.found += u64::from(is_firing);
             if is_firing != matches!(before, AlertState::Firing { .. }) {
-                lines.push(line(&Alert { rule, setting, state: after, value }, now_ms));
+                let sandboxes = if is_firing { known.whom(rule) } else { Vec::new() };
+                lines.push(line(&Alert { rule, setting, state: after, value, sandboxes }, now_ms));
             }
             next.insert(rule.name, (after, value));
         }
@@ -236,6 +253,7 @@ fn line(alert: &Alert, now_ms: u64) -> NewLine {
             "above": alert.setting.above,
             "message": alert.words(),
             "helps": alert.rule.helps,
+            "sandboxes": alert.sandboxes,
         }),
     }
 }

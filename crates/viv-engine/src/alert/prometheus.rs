@@ -3,9 +3,16 @@
 use std::fmt::Write;
 
 use super::{Measure, RULES, Rule};
+use crate::metrics::Family;
 
 const HEAD: &str =
     "# Made from the table in crates/viv-engine/src/alert/rule.rs: UPDATE=1 cargo test -p viv-engine deploy\n";
+
+/// How long what fires and does not hold any more goes on firing: as [`super::AlertConfig::resolve_after`] ships.
+const KEEPS_S: u64 = 60;
+
+/// How far apart samples are in tests.
+const STEP_S: u64 = 15;
 
 /// A file of rules.
 pub fn rules() -> String {
@@ -13,7 +20,7 @@ pub fn rules() -> String {
     for rule in RULES {
         let _ = write!(
             text,
-            "      - alert: {}\n        expr: {}\n        for: {}s\n        labels:\n          severity: {}\n        annotations:\n          summary: {}\n          command: {}\n",
+            "      - alert: {}\n        expr: {}\n        for: {}s\n        keep_firing_for: {KEEPS_S}s\n        labels:\n          severity: {}\n        annotations:\n          summary: {}\n          command: {}\n",
             rule.name,
             rule.expr(),
             rule.for_s,
@@ -25,50 +32,95 @@ pub fn rules() -> String {
     text
 }
 
-/// Tests of them: each fires in time when it holds, and does not when it does not.
+/// How a rule is tried.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Case {
+    /// It holds: it is pending for its time, then fires.
+    Holds,
+    /// It is exactly as much as may be, or nothing happens where nothing may.
+    JustNot,
+    /// It held for long enough, and does not any more: it fires on for a while, and is then over.
+    Passes,
+}
+
+/// Tests of them: each fires in time when it holds and not before, does not at its threshold, and goes on for a moment.
 pub fn tests() -> String {
-    let mut text = format!("{HEAD}rule_files:\n  - viv.rules.yml\nevaluation_interval: 15s\ntests:\n");
+    let mut text = format!("{HEAD}rule_files:\n  - viv.rules.yml\nevaluation_interval: {STEP_S}s\ntests:\n");
     for rule in RULES {
-        for holds in [true, false] {
-            one(&mut text, rule, holds);
+        for case in [Case::Holds, Case::JustNot, Case::Passes] {
+            one(&mut text, rule, case);
         }
     }
     text
 }
 
-fn one(text: &mut String, rule: &Rule, holds: bool) {
-    let mut series = Vec::new();
-    match rule.measure {
-        Measure::Sum(family) | Measure::Max(family) => {
-            let now = if holds { rule.above + 1.0 } else { 0.0 };
-            series.push((family, format!("{now}x400")));
+/// Samples until it fires, and some.
+fn samples(rule: &Rule) -> u64 {
+    rule.for_s / STEP_S + 4
+}
+
+/// What is measured in this case; nothing where the case says nothing about it.
+fn series(rule: &Rule, case: Case) -> Option<Vec<(&'static Family, String)>> {
+    let held = samples(rule);
+    Some(match (rule.measure, case) {
+        (Measure::Sum(family) | Measure::Max(family), Case::Holds) => {
+            vec![(family, format!("{}x400", rule.above + 1.0))]
+        }
+        (Measure::Sum(family) | Measure::Max(family), Case::JustNot) => vec![(family, format!("{}x400", rule.above))],
+        (Measure::Sum(family) | Measure::Max(family), Case::Passes) => {
+            vec![(family, format!("{}x{held} 0x400", rule.above + 1.0))]
         }
         // Nothing for a while, then a jump every minute.
-        Measure::Increase(family) => series.push((family, if holds { "0+1x400" } else { "0x400" }.to_owned())),
-        Measure::Share { part, of } => {
-            series.push((of, "0+10x400".to_owned()));
-            series.push((part, if holds { "0+5x400" } else { "0x400" }.to_owned()));
+        (Measure::Increase(family), Case::Holds) => vec![(family, "0+1x400".to_owned())],
+        (Measure::Increase(family), Case::JustNot) => vec![(family, "0x400".to_owned())],
+        (Measure::Share { part, of }, Case::Holds) => {
+            vec![(of, "0+10x400".to_owned()), (part, "0+5x400".to_owned())]
+        }
+        (Measure::Share { part, of }, Case::JustNot) => {
+            vec![(of, "0+100x400".to_owned()), (part, format!("0+{}x400", (rule.above * 100.0).round()))]
+        }
+        // Their windows go on for longer than anybody wants to count.
+        (Measure::Increase(_) | Measure::Share { .. }, Case::Passes) => return None,
+    })
+}
+
+/// When it is looked at in this case, and whether it fires then.
+fn looks(rule: &Rule, case: Case) -> Vec<(u64, bool)> {
+    let late_s = rule.for_s + 1_200;
+    match case {
+        Case::Holds if rule.for_s > STEP_S => vec![(rule.for_s - STEP_S, false), (late_s, true)],
+        Case::Holds => vec![(late_s, true)],
+        Case::JustNot => vec![(late_s, false)],
+        Case::Passes => {
+            let last_s = samples(rule) * STEP_S;
+            vec![(last_s, true), (last_s + KEEPS_S / 2, true), (last_s + 2 * KEEPS_S + STEP_S, false)]
         }
     }
-    text.push_str("  - interval: 15s\n    input_series:\n");
+}
+
+fn one(text: &mut String, rule: &Rule, case: Case) {
+    let Some(series) = series(rule, case) else { return };
+    let _ = write!(text, "  - interval: {STEP_S}s\n    input_series:\n");
     for (family, values) in series {
         let labels: Vec<String> = family.labels.iter().map(|label| format!("{label}=\"x\"")).collect();
         let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
         let _ = write!(text, "      - series: '{}{labels}'\n        values: '{values}'\n", family.name);
     }
-    let at_s = rule.for_s + 1_200;
-    let _ = write!(text, "    alert_rule_test:\n      - eval_time: {at_s}s\n        alertname: {}\n", rule.name);
-    if !holds {
-        text.push_str("        exp_alerts: []\n");
-        return;
+    text.push_str("    alert_rule_test:\n");
+    for (at_s, fires) in looks(rule, case) {
+        let _ = write!(text, "      - eval_time: {at_s}s\n        alertname: {}\n", rule.name);
+        if !fires {
+            text.push_str("        exp_alerts: []\n");
+            continue;
+        }
+        let _ = write!(
+            text,
+            "        exp_alerts:\n          - exp_labels:\n              severity: {}\n            exp_annotations:\n              summary: {}\n              command: {}\n",
+            rule.severity.as_str(),
+            rule.what,
+            rule.helps
+        );
     }
-    let _ = write!(
-        text,
-        "        exp_alerts:\n          - exp_labels:\n              severity: {}\n            exp_annotations:\n              summary: {}\n              command: {}\n",
-        rule.severity.as_str(),
-        rule.what,
-        rule.helps
-    );
 }
 
 #[cfg(test)]

@@ -227,7 +227,7 @@ pub static RULES: &[Rule] = &[
         window_s: QUARTER_S,
         for_s: 60,
         what: "many tasks are ended because they say nothing",
-        helps: "viv events",
+        helps: "viv task ls --state inactive",
     },
     Rule {
         name: "orphans_found",
@@ -236,8 +236,8 @@ pub static RULES: &[Rule] = &[
         above: 0.0,
         window_s: QUARTER_S,
         for_s: 0,
-        what: "instances were found that no record wants",
-        helps: "viv events",
+        what: "something of ours was found that no record wants",
+        helps: "viv audit",
     },
     Rule {
         name: "cleanup_failing",

@@ -47,6 +47,10 @@ impl Window {
     pub fn push(&mut self, sample: Sample) {
         let reach_ms = RULES.iter().map(|rule| rule.window_s * 1000).max().unwrap_or_default().max(3_600_000);
         let edge_ms = sample.at_ms.saturating_sub(reach_ms);
+        if self.samples.is_empty() {
+            // Counters begin at 0 with the daemon: what was counted before the first look is growth too.
+            self.samples.push_back(Sample { at_ms: sample.at_ms, values: BTreeMap::new() });
+        }
         self.samples.push_back(sample);
         // The one before the edge says how it was at the edge.
         while self.samples.len() > SAMPLES_MAX || self.samples.get(1).is_some_and(|next| next.at_ms <= edge_ms) {

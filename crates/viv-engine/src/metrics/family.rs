@@ -55,7 +55,7 @@ families! {
     STARTED = "viv_started_timestamp_seconds", Kind::Gauge, [], "When this daemon began.";
 
     SANDBOXES = "viv_sandboxes", Kind::Gauge, ["phase"], "Sandboxes in each phase.";
-    ACTIVE = "viv_sandboxes_active", Kind::Gauge, [], "Sandboxes that run or may run.";
+    ACTIVE = "viv_sandboxes_active", Kind::Gauge, [], "Sandboxes that run or may run, without spares.";
     STUCK = "viv_sandboxes_stuck", Kind::Gauge, ["why"], "Sandboxes that do not go on: a phase past its deadline (`overdue`), or ready without activity for longer than alerts allow (`no_progress`).";
     SAVE_FAILED = "viv_sandboxes_save_failed", Kind::Gauge, [], "Sandboxes that could not be saved, and wait quiesced with their files kept.";
     KILL_FAILED = "viv_sandboxes_kill_failed", Kind::Gauge, [], "Sandboxes that are to end and are still there.";
@@ -65,10 +65,10 @@ families! {
     PHASE_SECONDS = "viv_phase_seconds", Kind::Histogram(LONG_S), ["phase"], "How long a phase lasted that was entered and left since the daemon began.";
     PROVISIONS = "viv_provisions_total", Kind::Counter, [], "Tries to bring a sandbox up that ended, well or not.";
     PROVISIONS_FAILED = "viv_provisions_failed_total", Kind::Counter, [], "Those that failed.";
-    TERMINATIONS = "viv_terminations_asked_total", Kind::Counter, [], "Sandboxes that began to end.";
-    TERMINATIONS_DONE = "viv_terminations_succeeded_total", Kind::Counter, [], "Sandboxes that ended, their absence seen.";
-    TERMINATIONS_FAILED = "viv_terminations_failed_total", Kind::Counter, [], "Sandboxes that did not end when they should have: a kill failed, or took too long. Each end counts once.";
-    TERMINATION_SECONDS = "viv_termination_seconds", Kind::Histogram(LONG_S), [], "From the wish to end to the absence that was seen.";
+    TERMINATIONS = "viv_terminations_asked_total", Kind::Counter, [], "Sandboxes that began to end, or to be saved.";
+    TERMINATIONS_DONE = "viv_terminations_succeeded_total", Kind::Counter, [], "Those that did: saved, or their absence seen.";
+    TERMINATIONS_FAILED = "viv_terminations_failed_total", Kind::Counter, [], "Those that did not when they should have: a kill or a save failed, or took too long. Each end counts once.";
+    TERMINATION_SECONDS = "viv_termination_seconds", Kind::Histogram(LONG_S), [], "From the wish to end until it was saved, or its absence seen.";
     ENDS = "viv_ends_total", Kind::Counter, [], "Runs of sandboxes that were over: ended, saved or lost.";
     TIMEOUTS = "viv_timeouts_total", Kind::Counter, [], "Runs of sandboxes that were over because their hard deadline passed.";
     TIMEOUT_CLEANUPS = "viv_timeout_cleanups_asked_total", Kind::Counter, [], "Sandboxes whose hard deadline passed, and that were to be cleaned up.";
@@ -79,6 +79,10 @@ families! {
     SAVES_FAILED = "viv_saves_failed_total", Kind::Counter, [], "Saves that failed.";
     OVERDUE = "viv_overdue_total", Kind::Counter, ["phase"], "Phases that took longer than they may.";
 
+    TASKS_LIVING = "viv_tasks", Kind::Gauge, ["state"], "Tasks that are not over, by where they are.";
+    TASKS_CREATED = "viv_tasks_created_total", Kind::Counter, [], "Tasks that were made.";
+    TASKS_STARTED = "viv_tasks_started_total", Kind::Counter, [], "Tasks whose first command was started, counted again when they are continued.";
+    TASK_STOP_SECONDS = "viv_task_stop_seconds", Kind::Histogram(QUICK_S), [], "From the wish to stop a task until it was over.";
     TASKS = "viv_tasks_ended_total", Kind::Counter, ["state"], "Tasks that were over, by how.";
     TASKS_ALL = "viv_tasks_over_total", Kind::Counter, [], "Tasks that were over.";
     TASKS_INACTIVE = "viv_tasks_inactive_total", Kind::Counter, [], "Tasks that were ended because they said nothing.";
@@ -87,6 +91,8 @@ families! {
     PROBES = "viv_probes_total", Kind::Counter, ["check"], "Probes of sandboxes.";
     PROBE_FAILURES = "viv_probe_failures_total", Kind::Counter, ["check", "finding"], "Probes that were not well.";
     EXECUTIONS = "viv_executions_started_total", Kind::Counter, [], "Commands that were started through the API.";
+    EXECUTIONS_QUEUED = "viv_executions_queued", Kind::Gauge, [], "Commands that wait to be started.";
+    EXECUTIONS_TIMED_OUT = "viv_executions_timed_out_total", Kind::Counter, [], "Commands that were ended because they took too long.";
     CANCELLATIONS = "viv_cancellations_total", Kind::Counter, ["outcome"], "Commands that were to be ended, and what came of that.";
     CANCELLATION_SECONDS = "viv_cancellation_seconds", Kind::Histogram(QUICK_S), [], "From the wish to end a command to its whole tree being gone.";
 
@@ -94,7 +100,7 @@ families! {
     SPARE_ASKS = "viv_spare_asks_total", Kind::Counter, ["class", "outcome"], "Creates that fit a class of spares, by whether one was there: `claimed` or `missed`.";
 
     ORPHANS = "viv_orphans", Kind::Gauge, [], "Instances of ours that no record wants, as of the last look.";
-    ORPHANS_FOUND = "viv_orphans_found_total", Kind::Counter, [], "Instances of ours that no record wanted, each counted once.";
+    ORPHANS_FOUND = "viv_orphans_found_total", Kind::Counter, [], "Instances of ours that no record wanted, and what else was left of ours on the machine, each counted once.";
     ORPHANS_COLLECTED = "viv_orphans_collected_total", Kind::Counter, [], "Those that were removed.";
     RECONCILER_RUNS = "viv_reconciler_runs_total", Kind::Counter, ["reconciler"], "Runs of a reconciler.";
     RECONCILER_FAILURES = "viv_reconciler_failures_total", Kind::Counter, ["reconciler"], "Runs that failed as a whole or in a part.";
@@ -104,7 +110,7 @@ families! {
 
     QUOTA_LIMIT = "viv_quota_limit", Kind::Gauge, ["quota"], "What there may be; a quota that nobody set is not there.";
     QUOTA_USED = "viv_quota_used", Kind::Gauge, ["quota"], "What there is of it.";
-    QUOTA_RATIO = "viv_quota_use_ratio", Kind::Gauge, ["quota"], "The one by the other.";
+    QUOTA_RATIO = "viv_quota_use_ratio", Kind::Gauge, ["quota"], "The one by the other; `project_…` is that of the project that has least left.";
     QUOTA_REFUSALS = "viv_quota_refusals_total", Kind::Counter, [], "Requests that were refused because a quota was used up.";
 
     GATES_OFF = "viv_gates_off", Kind::Gauge, [], "Gates that are off, or not on for everybody.";

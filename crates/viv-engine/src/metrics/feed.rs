@@ -19,6 +19,15 @@ const REMEMBERED_MAX: usize = 100_000;
 pub(crate) struct Feed {
     until: Cursor,
     of: HashMap<SandboxId, Known>,
+    /// Tasks that live: which run of them has begun, and since when somebody wants them stopped.
+    tasks: HashMap<String, KnownTask>,
+}
+
+/// What is remembered of a task while it lives.
+#[derive(Debug, Clone, Copy, Default)]
+struct KnownTask {
+    started_run: Option<u64>,
+    stop_asked_ms: Option<u64>,
 }
 
 /// What is remembered of a sandbox while it lives.
@@ -29,6 +38,8 @@ struct Known {
     phase: Option<PhaseName>,
     /// When it was to end.
     ending_since_ms: Option<u64>,
+    /// Whether that has begun, and is not over.
+    is_ending: bool,
     /// Whether that was counted as failed.
     has_failed_to_end: bool,
     /// Whether its deadline passed, and it is being cleaned up.
@@ -54,7 +65,7 @@ fn corrupted() -> HashSet<&'static str> {
 impl Feed {
     /// From here on: what was before this daemon is not its to count.
     pub(crate) fn after(until: Cursor) -> Self {
-        Self { until, of: HashMap::new() }
+        Self { until, of: HashMap::new(), tasks: HashMap::new() }
     }
 
     /// Reads what was written since.
@@ -72,13 +83,49 @@ impl Feed {
         }
     }
 
+    /// When a task began, and how long it took to end it.
+    fn task_line(&mut self, line: &NewLine, metrics: &Metrics) {
+        let Some(id) = line.data.get("task").and_then(|value| value.as_str()) else { return };
+        if self.tasks.len() >= REMEMBERED_MAX && !self.tasks.contains_key(id) {
+            return;
+        }
+        let known = self.tasks.entry(id.to_owned()).or_default();
+        match line.kind.as_str() {
+            // Each step is started; the first one of a run counts.
+            "task.started" => {
+                let run = line.data.get("run").and_then(serde_json::Value::as_u64);
+                if run != known.started_run {
+                    known.started_run = run;
+                    metrics.count(&family::TASKS_STARTED, &[]);
+                }
+            }
+            "task.stop_requested" => {
+                known.stop_asked_ms.get_or_insert(line.at_ms);
+            }
+            _ => {
+                if let Some(asked_ms) = known.stop_asked_ms {
+                    metrics.observe_ms(&family::TASK_STOP_SECONDS, &[], line.at_ms.saturating_sub(asked_ms));
+                }
+                self.tasks.remove(id);
+            }
+        }
+    }
+
     fn line(&mut self, line: &NewLine, metrics: &Metrics) {
         metrics.count(&family::JOURNAL_LINES, &[&line.kind]);
         match line.kind.as_str() {
             "sandbox.created" => metrics.count(&family::CREATED, &[]),
             "sandbox.save_failed" => metrics.count(&family::SAVES_FAILED, &[]),
             "orphan.collected" => metrics.count(&family::ORPHANS_COLLECTED, &[]),
-            "task.ended" => task(line, metrics),
+            "execution.ended" if line.cause.as_deref() == Some("timed_out") => {
+                metrics.count(&family::EXECUTIONS_TIMED_OUT, &[]);
+            }
+            "task.created" => metrics.count(&family::TASKS_CREATED, &[]),
+            "task.started" | "task.stop_requested" => self.task_line(line, metrics),
+            "task.ended" => {
+                task(line, metrics);
+                self.task_line(line, metrics);
+            }
             _ => {}
         }
         let Some(sandbox) = &line.sandbox else { return };
@@ -90,7 +137,7 @@ impl Feed {
             ("sandbox.stop_asked" | "sandbox.delete_asked", _) => {
                 known.ending_since_ms.get_or_insert(line.at_ms);
             }
-            ("sandbox.overdue" | "sandbox.retrying", _) => known.late(line, metrics),
+            ("sandbox.overdue" | "sandbox.retrying" | "sandbox.save_failed", _) => known.late(line, metrics),
             (_, Some(to)) => known.moved(line, to, metrics),
             (_, None) => {}
         }
@@ -127,13 +174,16 @@ impl Known {
             metrics.count(&family::ENDS, &[]);
         }
         match to {
-            Stopping => {
-                metrics.count(&family::TERMINATIONS, &[]);
+            Stopping | Hibernating => {
                 self.ending_since_ms.get_or_insert(line.at_ms);
-                self.has_failed_to_end = false;
+                // What is deleted while it is saved ends once.
+                if !std::mem::replace(&mut self.is_ending, true) {
+                    metrics.count(&family::TERMINATIONS, &[]);
+                    self.has_failed_to_end = false;
+                }
             }
             Stopped | Hibernated => {
-                if came_from == Some(Stopping) {
+                if std::mem::take(&mut self.is_ending) {
                     metrics.count(&family::TERMINATIONS_DONE, &[]);
                 }
                 if let Some(since_ms) = self.ending_since_ms.take() {
@@ -153,11 +203,16 @@ impl Known {
                     metrics.count(&family::PROVISIONS, &[]);
                     metrics.add(&family::PROVISIONS_FAILED, &[], f64::from(u8::from(to == Failed)));
                 }
+                self.is_ending = false;
                 if to == Ready {
                     (self.is_expired, self.ending_since_ms) = (false, None);
                 }
             }
-            Provisioning | Verifying | Frozen | Hibernating | Resuming => {}
+            // Its instance ended as it should: it goes back to a snapshot, or begins anew.
+            Provisioning | Resuming => {
+                metrics.add(&family::TERMINATIONS_DONE, &[], f64::from(u8::from(std::mem::take(&mut self.is_ending))));
+            }
+            Verifying | Frozen => {}
         }
     }
 
@@ -167,8 +222,12 @@ impl Known {
         if line.kind == "sandbox.overdue" {
             metrics.count(&family::OVERDUE, &[phase]);
         }
+        // A save that is tried again has not failed before it says so.
+        let in_save = self.phase == Some(PhaseName::Hibernating) && line.kind != "sandbox.retrying";
         let in_end = self.phase == Some(PhaseName::Stopping) || line.cause.as_deref() == Some(Cause::KillFailed.code());
-        if in_end && !std::mem::replace(&mut self.has_failed_to_end, true) {
+        if (in_end || in_save || line.kind == "sandbox.save_failed")
+            && !std::mem::replace(&mut self.has_failed_to_end, true)
+        {
             metrics.count(&family::TERMINATIONS_FAILED, &[]);
         }
     }
@@ -213,7 +272,7 @@ mod tests {
 
     #[test]
     fn o4_what_began_and_what_came_of_it_are_counted_apart() {
-        use PhaseName::{Failed, Lost, Provisioning, Ready, Stopped, Stopping, Verifying};
+        use PhaseName::{Failed, Hibernated, Hibernating, Lost, Provisioning, Ready, Stopped, Stopping, Verifying};
         let (metrics, mut feed) = (Metrics::default(), Feed::after(Cursor(0)));
         let mut live = |sandbox: u8, steps: &[(u64, PhaseName, Cause)]| {
             for two in steps.windows(2) {
@@ -230,18 +289,53 @@ mod tests {
         live(2, &[begun.clone(), (9, Failed, Cause::CreateFailed)]);
         live(3, &[begun, (5, Verifying, Cause::Made), (6, Ready, Cause::Verified), (7, Lost, Cause::Crashed)]);
         live(4, &[(0, Ready, Cause::Verified), (10, Stopping, Cause::UserStop)]);
+        let saved = [(0, Ready, Cause::Verified), (10, Hibernating, Cause::UserStop), (20, Hibernated, Cause::Saved)];
+        live(5, &saved);
+        live(6, &saved[..2]);
         feed.line(&line(4, 11, "sandbox.retrying", None, &Cause::KillFailed), &metrics);
         feed.line(&line(4, 12, "sandbox.overdue", None, &Cause::KillFailed), &metrics);
+        feed.line(&line(6, 11, "sandbox.retrying", None, &Cause::UserStop), &metrics);
+        feed.line(&line(6, 12, "sandbox.save_failed", None, &Cause::UserStop), &metrics);
         let count = |family: &'static crate::metrics::Family| metrics.sum(family).round() as i64;
         assert_eq!((count(&family::PROVISIONS), count(&family::PROVISIONS_FAILED)), (3, 1));
-        assert_eq!((count(&family::TERMINATIONS), count(&family::TERMINATIONS_DONE)), (2, 1));
-        assert_eq!(count(&family::TERMINATIONS_FAILED), 1, "each end counts once");
-        assert_eq!((count(&family::ENDS), count(&family::TIMEOUTS)), (3, 1));
+        assert_eq!((count(&family::TERMINATIONS), count(&family::TERMINATIONS_DONE)), (4, 2), "saves are ends");
+        assert_eq!(count(&family::TERMINATIONS_FAILED), 2, "each end counts once");
+        assert_eq!((count(&family::ENDS), count(&family::TIMEOUTS)), (5, 1));
         assert_eq!((count(&family::TIMEOUT_CLEANUPS), count(&family::TIMEOUT_CLEANUPS_DONE)), (1, 1));
         assert_eq!((count(&family::LOST), count(&family::CORRUPTED)), (1, 1));
         let lasted = metrics.series(&family::PHASE_SECONDS);
         assert!(lasted.iter().any(|(labels, count)| labels == &["verifying"] && *count >= 2.0), "{lasted:?}");
-        assert_eq!(feed.of.len(), 3, "what ended is forgotten");
+        assert_eq!(feed.of.len(), 5, "what ended is forgotten");
+    }
+
+    #[test]
+    fn o4_tasks_are_counted_when_they_are_made_begin_and_are_stopped() {
+        let (metrics, mut feed) = (Metrics::default(), Feed::after(Cursor(0)));
+        let mut tell = |at_ms: u64, kind: &str, cause: &Cause, data: serde_json::Value| {
+            feed.line(&NewLine { data, ..line(1, at_ms, kind, None, cause) }, &metrics);
+        };
+        let of = |run: u64| serde_json::json!({ "task": "tsk_1", "run": run, "state": "stopped" });
+        for (at_ms, kind, run) in [
+            (0, "task.created", 1),
+            (1, "task.started", 1),
+            (2, "task.started", 1),
+            (3, "task.stop_requested", 1),
+            (5, "task.stop_requested", 1),
+            (1_003, "task.ended", 1),
+            (2_000, "task.started", 2),
+            (3_000, "task.ended", 2),
+        ] {
+            tell(at_ms, kind, &Cause::Requested, of(run));
+        }
+        feed.line(
+            &NewLine { cause: Some("timed_out".to_owned()), ..line(1, 9, "execution.ended", None, &Cause::Idle) },
+            &metrics,
+        );
+        let count = |family: &'static crate::metrics::Family| metrics.sum(family).round() as i64;
+        assert_eq!((count(&family::TASKS_CREATED), count(&family::TASKS_STARTED)), (1, 2), "each run begins once");
+        assert_eq!(count(&family::TASK_STOP_SECONDS), 1, "the second run was not stopped");
+        assert_eq!(count(&family::EXECUTIONS_TIMED_OUT), 1);
+        assert!(feed.tasks.is_empty());
     }
 
     #[test]

@@ -1,14 +1,17 @@
 //! What is as it is now: counted when somebody asks, from records and from what the engine keeps anyway.
 
+use std::collections::BTreeMap;
 use std::sync::PoisonError;
 
+use viv_core::SandboxId;
 use viv_core::exec::ExecState;
 use viv_core::lifecycle::{Cause, Phase, PhaseName, Sandbox};
 use viv_core::spec::Project;
+use viv_core::task::TaskState;
 use viv_provider::InstanceRef;
-use viv_store::{ListQuery, PhaseCounts, Quota, Sums};
+use viv_store::{ExecutionQuery, ListQuery, PhaseCounts, Quota, Sums, TaskQuery};
 
-use super::{Metrics, family};
+use super::{Family, Metrics, family};
 use crate::breaker::BreakerKind;
 use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
@@ -26,8 +29,11 @@ const REST_LATE_MS: u64 = 60_000;
 /// How often a sandbox that was not used for long is asked what runs in it.
 const ASKED_EVERY_MS: u64 = 60_000;
 
+/// Sandboxes that are named with an alert; the others are counted.
+const NAMED_MAX: usize = 10;
+
 /// Those that live, counted: in proportion to them, and a quota bounds that.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Census {
     pub(crate) at_ms: u64,
     pub(crate) sums: Sums,
@@ -35,7 +41,15 @@ pub(crate) struct Census {
     pub(crate) no_progress: u64,
     pub(crate) save_failed: u64,
     pub(crate) kill_failed: u64,
+    /// Some of them, by the family that counts them: who is told wants to know whom to look at.
+    pub(crate) whom: BTreeMap<&'static str, Vec<SandboxId>>,
+    /// How much is in use of each quota in the project that has least left of it, in the order of [`OF_PROJECTS`].
+    pub(crate) project_ratios: [Option<f64>; OF_PROJECTS.len()],
 }
+
+/// The quotas of projects, as they are told: of each, the project that has least left.
+const OF_PROJECTS: [&str; 5] =
+    ["project_sandboxes", "project_cpu_millis", "project_memory_bytes", "project_disk_bytes", "project_processes"];
 
 /// What is in use of a quota (L18).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,6 +60,15 @@ pub struct QuotaUsed {
     pub used: u64,
     /// What there may be; nothing is any amount.
     pub max: Option<u64>,
+}
+
+impl Census {
+    fn name(&mut self, family: &'static Family, record: &Sandbox) {
+        let named = self.whom.entry(family.name).or_default();
+        if named.len() < NAMED_MAX && !named.contains(&record.id) {
+            named.push(record.id.clone());
+        }
+    }
 }
 
 impl QuotaUsed {
@@ -64,6 +87,11 @@ impl QuotaUsed {
             one("disk_bytes", sums.disk_bytes, max.disk_bytes),
             one("processes", sums.processes, max.processes),
         ]
+    }
+
+    /// What part of it is in use; nothing where there is no limit.
+    pub(crate) fn ratio(&self) -> Option<f64> {
+        self.max.map(|max| if max == 0 { 1.0 } else { float(self.used) / float(max) })
     }
 }
 
@@ -97,8 +125,11 @@ impl Inner {
             let spare = spares.get(phase).copied().unwrap_or_default();
             metrics.set(&family::SANDBOXES, &[phase.as_str()], float(count.saturating_sub(spare)));
         }
-        let active = PhaseName::MAY_LIVE.iter().filter_map(|phase| counted.get(phase)).sum();
-        metrics.set(&family::ACTIVE, &[], float(active));
+        let living =
+            |counts: &PhaseCounts| PhaseName::MAY_LIVE.iter().filter_map(|phase| counts.get(phase)).sum::<u64>();
+        let active = living(&counted);
+        // Spares count for quotas, and are there because they should be.
+        metrics.set(&family::ACTIVE, &[], float(active.saturating_sub(living(&spares))));
         let census = self.census().await?;
         metrics.set(&family::STUCK, &["overdue"], float(census.overdue));
         metrics.set(&family::STUCK, &["no_progress"], float(census.no_progress));
@@ -106,14 +137,51 @@ impl Inner {
         metrics.set(&family::KILL_FAILED, &[], float(census.kill_failed));
         for quota in QuotaUsed::all(&self.config.quota, false, active, &census.sums) {
             metrics.set(&family::QUOTA_USED, &[quota.name], float(quota.used));
-            if let Some(max) = quota.max {
+            if let (Some(max), Some(ratio)) = (quota.max, quota.ratio()) {
                 metrics.set(&family::QUOTA_LIMIT, &[quota.name], float(max));
-                let ratio = if max == 0 { 1.0 } else { float(quota.used) / float(max) };
                 metrics.set(&family::QUOTA_RATIO, &[quota.name], ratio);
             }
         }
+        for (name, ratio) in OF_PROJECTS.iter().zip(census.project_ratios) {
+            if let Some(ratio) = ratio {
+                metrics.set(&family::QUOTA_RATIO, &[name], ratio);
+            }
+        }
+        self.gather_work().await?;
         self.gather_subscriptions().await?;
         self.gather_parts();
+        Ok(())
+    }
+
+    /// Tasks that live, and commands that wait: in proportion to them.
+    async fn gather_work(&self) -> Result<(), EngineError> {
+        let living: Vec<TaskState> = TaskState::ALL.into_iter().filter(|state| !state.is_final()).collect();
+        let mut counts: BTreeMap<TaskState, u64> = living.iter().map(|state| (*state, 0)).collect();
+        let mut asked = TaskQuery { states: living, limit: PAGE, ..TaskQuery::default() };
+        loop {
+            let listed = self.store.tasks(&asked).await?;
+            for task in &listed.items {
+                *counts.entry(task.state).or_default() += 1;
+            }
+            asked.after = listed.next;
+            if asked.after.is_none() {
+                break;
+            }
+        }
+        for (state, count) in counts {
+            self.metrics.set(&family::TASKS_LIVING, &[state.as_str()], float(count));
+        }
+        let mut asked = ExecutionQuery { queued: true, limit: PAGE, ..ExecutionQuery::default() };
+        let mut queued = 0;
+        loop {
+            let listed = self.store.executions(&asked).await?;
+            queued += listed.items.len() as u64;
+            asked.after = listed.next;
+            if asked.after.is_none() {
+                break;
+            }
+        }
+        self.metrics.set(&family::EXECUTIONS_QUEUED, &[], float(queued));
         Ok(())
     }
 
@@ -134,19 +202,26 @@ impl Inner {
     /// Those that live, counted now or a moment ago.
     async fn census(&self) -> Result<Census, EngineError> {
         let now_ms = self.clock.now_ms();
-        let last = *self.last_census.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = self.last_census.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(last) = last.filter(|last| now_ms.saturating_sub(last.at_ms) < CENSUS_MS) {
             return Ok(last);
         }
         let mut census = Census { at_ms: now_ms, ..Census::default() };
+        let mut projects: BTreeMap<Project, (u64, Sums)> = BTreeMap::new();
         let mut asked =
             ListQuery { phases: PhaseName::MAY_LIVE.to_vec(), deleted: true, limit: PAGE, ..ListQuery::default() };
         loop {
             let listed = self.store.list(&asked).await?;
             for record in &listed.items {
                 self.count_in(&mut census, record, now_ms);
+                if !record.is_spare() {
+                    let (count, sums) = projects.entry(record.project.clone()).or_default();
+                    *count += 1;
+                    *sums = sums.plus(&Sums::of(&record.spec.limits, &self.config.quota.weights));
+                }
                 if self.is_silent_for_long(record, now_ms).await {
                     census.no_progress += 1;
+                    census.name(&family::STUCK, record);
                 }
             }
             asked.after = listed.next;
@@ -154,17 +229,42 @@ impl Inner {
                 break;
             }
         }
-        *self.last_census.lock().unwrap_or_else(PoisonError::into_inner) = Some(census);
+        for (count, sums) in projects.into_values() {
+            let used = QuotaUsed::all(&self.config.quota, true, count, &sums);
+            for (most, quota) in census.project_ratios.iter_mut().zip(used) {
+                *most = [*most, quota.ratio()].into_iter().flatten().reduce(f64::max);
+            }
+        }
+        *self.last_census.lock().unwrap_or_else(PoisonError::into_inner) = Some(census.clone());
         Ok(census)
+    }
+
+    /// How many live, and what they take together, counted now.
+    pub(crate) async fn living_now(&self) -> Result<(u64, Sums), EngineError> {
+        *self.last_census.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        let counted = self.store.count(None).await?;
+        let count = PhaseName::MAY_LIVE.iter().filter_map(|phase| counted.get(phase)).sum();
+        Ok((count, self.census().await?.sums))
     }
 
     fn count_in(&self, census: &mut Census, record: &Sandbox, now_ms: u64) {
         census.sums = census.sums.plus(&Sums::of(&record.spec.limits, &self.config.quota.weights));
-        census.overdue += u64::from(is_overdue(record, now_ms));
-        census.no_progress += u64::from(self.has_no_progress(record, now_ms));
-        census.save_failed += u64::from(matches!(record.phase, Phase::Hibernating { save_failed: true, .. }));
+        let (overdue, no_progress) = (is_overdue(record, now_ms), self.has_no_progress(record, now_ms));
+        let save_failed = matches!(record.phase, Phase::Hibernating { save_failed: true, .. });
         let in_end = matches!(record.phase, Phase::Stopping { .. });
-        census.kill_failed += u64::from(in_end && record.cause.cause == Cause::KillFailed);
+        let kill_failed = in_end && record.cause.cause == Cause::KillFailed;
+        census.overdue += u64::from(overdue);
+        census.no_progress += u64::from(no_progress);
+        census.save_failed += u64::from(save_failed);
+        census.kill_failed += u64::from(kill_failed);
+        let counted = [
+            (overdue || no_progress, &family::STUCK),
+            (save_failed, &family::SAVE_FAILED),
+            (kill_failed, &family::KILL_FAILED),
+        ];
+        for (_, family) in counted.into_iter().filter(|(is_counted, _)| *is_counted) {
+            census.name(family, record);
+        }
     }
 
     /// Whether it runs for longer than is usual with nobody doing anything, and nothing is going to put it to rest. Who

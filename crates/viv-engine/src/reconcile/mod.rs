@@ -8,11 +8,12 @@ mod retention;
 mod snapshots;
 mod stuck;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
+use viv_provider::FindingKind;
 
 use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
@@ -27,7 +28,7 @@ const SNAPSHOTS_BELL: usize = 4;
 /// And of this one, where there are spares.
 const SPARES_BELL: usize = 5;
 
-/// Nobody rings for this one: it has its hour.
+/// This one has its hour, and rings once more at the start.
 const FULL_BELL: usize = 8;
 
 /// Which one.
@@ -112,9 +113,27 @@ pub struct ReconcilerStatus {
     pub error: Option<String>,
     /// When it runs next, unless it is signalled.
     pub next_at_ms: Option<u64>,
+    /// How far apart its runs are; without, it has no time of its own.
+    pub period_ms: Option<u64>,
 }
 
 impl ReconcilerStatus {
+    /// One that has not run yet.
+    fn new(name: ReconcilerName) -> Self {
+        Self {
+            name,
+            runs: 0,
+            last_at_ms: None,
+            took_ms: 0,
+            found: 0,
+            did: 0,
+            failed: 0,
+            error: None,
+            next_at_ms: None,
+            period_ms: None,
+        }
+    }
+
     /// Whether its last run failed, or it should have run long ago (J3). One without a time of its own runs for one
     /// sandbox, and what failed then is known of that.
     pub fn is_bad(&self, now_ms: u64) -> bool {
@@ -124,9 +143,8 @@ impl ReconcilerStatus {
 
     /// Whether it is far past its time: by two periods.
     pub fn is_overdue(&self, now_ms: u64) -> bool {
-        let period_ms =
-            self.next_at_ms.zip(self.last_at_ms).map_or(0, |(next_ms, last_ms)| next_ms - last_ms.min(next_ms));
-        self.next_at_ms.is_some_and(|next_ms| now_ms > next_ms.saturating_add(2 * period_ms))
+        let latest_ms = self.next_at_ms.zip(self.period_ms);
+        latest_ms.is_some_and(|(next_ms, period_ms)| now_ms > next_ms.saturating_add(period_ms.saturating_mul(2)))
     }
 }
 
@@ -147,6 +165,8 @@ pub(crate) struct Reconcilers {
     keeps_spares: std::sync::atomic::AtomicBool,
     metrics: Metrics,
     pub(crate) suspects: Suspects,
+    /// What was left on the machine, as of the last look.
+    pub(crate) left: Mutex<BTreeSet<(FindingKind, String)>>,
     pub(crate) strays: snapshots::Strays,
 }
 
@@ -173,11 +193,23 @@ impl Reconcilers {
         }
     }
 
-    /// Asks all to run now.
+    /// Asks for everything to be compared with everything now (J2).
+    pub(crate) fn compare_everything(&self) {
+        self.bells[FULL_BELL].notify_one();
+    }
+
+    /// Asks all to run now, but for the one that compares everything: that is done at the start, and has its hour.
     pub(crate) fn signal_all(&self) {
         for bell in &self.bells[..FULL_BELL] {
             bell.notify_one();
         }
+    }
+
+    /// It is to run at this period from now on: one that hangs in its first run is overdue as any other (J3).
+    fn expect(&self, name: ReconcilerName, period_ms: u64, now_ms: u64) {
+        let mut statuses = self.lock();
+        let status = statuses.entry(name).or_insert_with(|| ReconcilerStatus::new(name));
+        (status.next_at_ms, status.period_ms) = (Some(now_ms.saturating_add(period_ms)), Some(period_ms));
     }
 
     pub(crate) fn record(
@@ -194,17 +226,7 @@ impl Reconcilers {
             self.metrics.count(&family::RECONCILER_FAILURES, &[name.as_str()]);
         }
         let mut statuses = self.lock();
-        let status = statuses.entry(name).or_insert_with(|| ReconcilerStatus {
-            name,
-            runs: 0,
-            last_at_ms: None,
-            took_ms: 0,
-            found: 0,
-            did: 0,
-            failed: 0,
-            error: None,
-            next_at_ms: None,
-        });
+        let status = statuses.entry(name).or_insert_with(|| ReconcilerStatus::new(name));
         status.runs += 1;
         status.last_at_ms = Some(now_ms);
         status.took_ms = took_ms;
@@ -219,7 +241,7 @@ impl Reconcilers {
 }
 
 impl Engine {
-    /// How all reconcilers stand; one that never ran is there too.
+    /// How all reconcilers stand: those that have a period from the start, and others once they ran.
     pub fn reconcilers(&self) -> Vec<ReconcilerStatus> {
         self.inner.reconciler_statuses()
     }
@@ -255,6 +277,8 @@ pub(crate) fn spawn(inner: &Arc<Inner>) {
     {
         let at = if name == ReconcilerName::Full { FULL_BELL } else { at };
         let inner = inner.clone();
+        let period_ms = u64::try_from(period.as_millis()).unwrap_or(u64::MAX);
+        inner.reconcilers.expect(name, period_ms, inner.clock.now_ms());
         // A run that panics is a mistake of ours, and no reason not to run again (J3).
         tokio::spawn(async move {
             while let Err(error) = tokio::spawn(run(inner.clone(), name, period, at)).await {
@@ -264,8 +288,7 @@ pub(crate) fn spawn(inner: &Arc<Inner>) {
                 tracing::error!(component = "reconcile", reconciler = name.as_str(), "panicked, and runs again");
                 let failed = Err(EngineError::Invalid { what: "it panicked".to_owned(), hint: String::new() });
                 let now_ms = inner.clock.now_ms();
-                let next_ms = now_ms.saturating_add(u64::try_from(period.as_millis()).unwrap_or(u64::MAX));
-                inner.reconcilers.record(name, &failed, (now_ms, now_ms), Some(next_ms));
+                inner.reconcilers.record(name, &failed, (now_ms, now_ms), Some(now_ms.saturating_add(period_ms)));
             }
         });
     }

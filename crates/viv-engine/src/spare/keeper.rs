@@ -5,13 +5,15 @@ use std::sync::Arc;
 use viv_core::SandboxId;
 use viv_core::lifecycle::{Actor, Desired, NewSandbox, Sandbox};
 use viv_core::spec::{LIFETIME_MS_MAX, Policy, Project};
-use viv_store::{Change, StoreError};
+use viv_store::{Change, StoreError, Sums};
 
 use super::claim::{is_broken, wants_a_probe};
 use super::{Pool, SpareClass, is_ready, size};
+use crate::cleanup::is_tight;
 use crate::engine::Inner;
 use crate::error::EngineError;
 use crate::journal;
+use crate::metrics::QuotaUsed;
 use crate::reconcile::Report;
 
 /// How many are made at a time: a machine that makes all of them at once has no time for anybody else.
@@ -143,6 +145,10 @@ impl Round<'_> {
         let Ok(_entering) = inner.begin_entry() else { return Ok(false) };
         self.report.found += 1;
         let at = inner.moment();
+        if !inner.has_room_for_spare(class).await? {
+            inner.spares.lock().held_until_ms = at.now_ms.saturating_add(FULL_PAUSE_MS);
+            return Ok(false);
+        }
         let new = NewSandbox {
             id: SandboxId::from_bytes((inner.draw)()),
             project: Project::spares(),
@@ -195,6 +201,17 @@ impl Inner {
         let stay = self.spare_records().await?.into_iter().filter(|record| record.desired != Desired::Gone);
         let useless = stay.filter(|record| is_broken(record) || self.config.spares.class_of(record).is_none());
         Ok(useless.map(|record| record.id).collect())
+    }
+
+    /// Whether one more leaves as much as an emergency wants to be free. Else it would be given up there, made again, and
+    /// given up, for ever (J2).
+    async fn has_room_for_spare(&self, class: usize) -> Result<bool, EngineError> {
+        let Some(cleanup) = self.config.cleanup else { return Ok(true) };
+        let (count, sums) = self.living_now().await?;
+        let quota = &self.config.quota;
+        let one = Sums::of(&self.config.spares.classes[class].spec.limits, &quota.weights);
+        let used = QuotaUsed::all(quota, false, count + 1, &sums.plus(&one));
+        Ok(!used.iter().any(|quota| is_tight(quota, cleanup.emergency_above)))
     }
 
     pub(super) fn spare_target(&self, pool: &Pool, class: &SpareClass, now_ms: u64) -> u32 {

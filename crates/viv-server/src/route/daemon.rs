@@ -13,7 +13,7 @@ use viv_api::error::ErrorCode;
 use viv_api::page::Page;
 use viv_api::path;
 use viv_api::query::ListLogs;
-use viv_engine::{BreakerKind, BreakerStatus, Engine, TraceReceiver};
+use viv_engine::{BreakerKind, BreakerStatus, Engine, ReconcilerStatus, TraceReceiver};
 
 use super::page_limit;
 use crate::api::{Method, Op, Table};
@@ -120,27 +120,22 @@ async fn doctor(State(state): State<ServerState>, caller: Caller) -> Answer {
             command: Some("viv logs --daemon".to_owned()),
         });
     }
-    for alert in super::metrics::shown(&state).into_iter().filter(|alert| alert.state == AlertState::Firing) {
+    for alert in super::metrics::shown(&state, &caller).into_iter().filter(|alert| alert.state == AlertState::Firing) {
         findings.push(Finding {
             severity: alert.severity,
             code: format!("alert_{}", alert.name),
             message: alert.message,
-            evidence: Vec::new(),
+            evidence: alert.sandboxes.iter().map(ToString::to_string).collect(),
             command: Some(alert.command),
         });
     }
     for status in engine.reconcilers() {
         let shown = show::reconciler(&status, &state);
-        if let Some(error) = &shown.last_error {
+        if let Some(message) = failing(&status, caller.is_admin()) {
             findings.push(Finding {
                 severity: Severity::Warning,
                 code: "reconciler_failing".to_owned(),
-                // What went wrong names places on the host, which are for those who run it.
-                message: if caller.is_admin() {
-                    format!("{} did not run through: {error}", shown.name)
-                } else {
-                    format!("{} did not run through", shown.name)
-                },
+                message,
                 evidence: Vec::new(),
                 command: Some("viv logs --daemon --component reconcile".to_owned()),
             });
@@ -161,6 +156,20 @@ async fn doctor(State(state): State<ServerState>, caller: Caller) -> Answer {
     // To whom they go is for those who run the host.
     let traces = if caller.is_admin() { traces(engine.clone()).await } else { None };
     Ok(show::ok(&Doctor { provider: provider.name().to_owned(), capabilities, findings, traces }))
+}
+
+/// What the last run of a reconciler could not do, as a whole or in a part. What went wrong names places on the host, which
+/// are for those who run it. One without a time of its own runs for one sandbox, and what failed then is known of that.
+fn failing(status: &ReconcilerStatus, is_admin: bool) -> Option<String> {
+    let name = status.name.as_str();
+    match &status.error {
+        Some(error) if is_admin => Some(format!("{name} did not run through: {error}")),
+        Some(_) => Some(format!("{name} did not run through")),
+        None if status.failed > 0 && status.next_at_ms.is_some() => {
+            Some(format!("{name} could not do {} of the {} that it found", status.failed, status.found))
+        }
+        None => None,
+    }
 }
 
 /// Where traces go, and whether that answers, which is asked of it now.
@@ -192,4 +201,36 @@ async fn logs(State(state): State<ServerState>, caller: Caller, Query(query): Qu
     let after = query.after.map(Sequence::get);
     let (items, next_after, more) = state.logs().read(after, &filter, page_limit(query.limit));
     Ok(show::ok(&LogPage { items, next_after, more }))
+}
+
+#[cfg(test)]
+mod tests {
+    use viv_engine::ReconcilerName;
+
+    use super::*;
+
+    #[test]
+    fn j3_a_reconciler_that_could_not_do_a_part_is_named() {
+        let well = ReconcilerStatus {
+            name: ReconcilerName::Cleanup,
+            runs: 1,
+            last_at_ms: Some(1),
+            took_ms: 0,
+            found: 3,
+            did: 3,
+            failed: 0,
+            error: None,
+            next_at_ms: Some(2),
+            period_ms: Some(1),
+        };
+        assert_eq!(failing(&well, true), None);
+        let in_part = ReconcilerStatus { did: 1, failed: 2, ..well.clone() };
+        assert_eq!(failing(&in_part, false).as_deref(), Some("cleanup could not do 2 of the 3 that it found"));
+        assert!(in_part.is_bad(1), "and that is what the alert is about");
+        let for_one = ReconcilerStatus { name: ReconcilerName::Health, next_at_ms: None, ..in_part };
+        assert_eq!(failing(&for_one, true), None);
+        let as_a_whole = ReconcilerStatus { error: Some("/srv is full".to_owned()), ..well };
+        assert_eq!(failing(&as_a_whole, true).as_deref(), Some("cleanup did not run through: /srv is full"));
+        assert_eq!(failing(&as_a_whole, false).as_deref(), Some("cleanup did not run through"));
+    }
 }

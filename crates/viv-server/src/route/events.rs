@@ -314,8 +314,8 @@ fn targets(totals: &Totals) -> Vec<Target> {
     let cancelled = format!("> 95 % within {} s", CANCEL_MS_MAX / 1000);
     let in_time = format!("> 95 % within {} s", STOP_MS_MAX / 1000);
     vec![
-        target("stop_success", 95, above(95), totals.destroyed, totals.stopping),
-        target("stop_time", 95, in_time, totals.stopped_in_time, totals.destroyed),
+        target("stop_success", 95, above(95), totals.stopped, totals.stops),
+        target("stop_time", 95, in_time, totals.stopped_in_time, totals.stopped),
         target("recreate_success", 95, above(95), totals.recreated, totals.recreates),
         target("resume_success", 90, above(90), totals.resumed, totals.resumes),
         target("cancel_time", 95, cancelled, totals.cancelled_in_time, totals.cancels),

@@ -1,5 +1,5 @@
-//! Figures for Prometheus, and the alerts that are judged from them (O4, O5). Neither names a sandbox, a project or a
-//! user, so every key may read them.
+//! Figures for Prometheus, and the alerts that are judged from them (O4, O5). Figures name no sandbox, project or user, so
+//! every key may read them; whom an alert is about is for keys of the installation.
 
 use axum::body::Body;
 use axum::extract::State;
@@ -12,7 +12,7 @@ use viv_engine::alert;
 use viv_engine::metrics::family;
 
 use crate::api::{Method, Op, Table};
-use crate::auth::Need;
+use crate::auth::{Caller, Need};
 use crate::refusal::Answer;
 use crate::show;
 use crate::state::ServerState;
@@ -44,13 +44,22 @@ async fn metrics(State(state): State<ServerState>) -> Answer {
     Ok(response)
 }
 
-async fn alerts(State(state): State<ServerState>) -> Answer {
-    Ok(show::ok(&Page::whole(shown(&state))))
+async fn alerts(State(state): State<ServerState>, caller: Caller) -> Answer {
+    Ok(show::ok(&Page::whole(shown(&state, &caller))))
 }
 
 /// All alerts, what fires first and the worst of it before the rest.
-pub(super) fn shown(state: &ServerState) -> Vec<Alert> {
+pub(super) fn shown(state: &ServerState, caller: &Caller) -> Vec<Alert> {
     let mut all: Vec<Alert> = state.engine().alerts().iter().map(one).collect();
+    for alert in &mut all {
+        if !caller.is_admin() {
+            alert.sandboxes.clear();
+        }
+        // A command that can be run as it stands: about the first of whom it is.
+        if let Some(first) = alert.sandboxes.first() {
+            alert.command = alert.command.replace("SANDBOX", first.as_str());
+        }
+    }
     all.sort_by_key(|alert| (std::cmp::Reverse(alert.state), std::cmp::Reverse(alert.severity)));
     all
 }
@@ -74,5 +83,6 @@ fn one(alert: &alert::Alert) -> Alert {
         for_ms: alert.setting.for_ms,
         message: if state == AlertState::Inactive { alert.rule.what.to_owned() } else { alert.words() },
         command: alert.rule.helps.to_owned(),
+        sandboxes: alert.sandboxes.clone(),
     }
 }

@@ -71,8 +71,16 @@ async fn s3_what_each_scope_may_do() {
         (Method::DELETE, "/v1/keys/key_1"),
         (Method::GET, "/v1/reconcilers"),
         (Method::GET, "/v1/logs"),
+        (Method::GET, "/v1/spares"),
+        (Method::POST, "/v1/cleanup"),
+        (Method::POST, "/v1/reconcile"),
     ] {
-        let body = (method == Method::POST).then(|| json!({"name": "x", "scope": "admin"}));
+        let body = match path {
+            "/v1/keys" if method == Method::POST => Some(json!({"name": "x", "scope": "admin"})),
+            // A dry run is as much the installation's.
+            "/v1/cleanup" | "/v1/reconcile" => Some(json!({"dry_run": true})),
+            _ => None,
+        };
         assert_eq!(ask(method, path, &ours, body).await.is(403).code(), "forbidden", "{path}");
     }
     ask(Method::GET, "/v1/logs?sandbox=mine", &ours, None).await.is(200);

@@ -12,6 +12,7 @@ use serde::Serialize;
 use viv_api::bound::SandboxRef;
 use viv_api::event::Event;
 use viv_api::query::{ListEvents, ListLogs, SandboxLogQuery, StatsQuery};
+use viv_api::sandbox::TimelineEntry;
 use viv_core::SandboxId;
 
 use super::{Daemon, now_ms, print};
@@ -51,8 +52,7 @@ pub(super) fn run(args: &Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
     let from_ms = args.since.map_or(0, |since_ms| now_ms.saturating_sub(since_ms));
     let events = events(args.sandbox.as_ref(), from_ms, daemon)?;
     if args.sandbox.is_none() {
-        let named: BTreeSet<&SandboxId> = events.iter().rev().filter_map(|event| event.sandbox.as_ref()).collect();
-        about.extend(named.into_iter().take(SANDBOXES_MAX).cloned());
+        about = last_touched(events.iter().filter_map(|event| event.sandbox.as_ref()));
     }
     fs::DirBuilder::new().mode(0o700).create(&folder).map_err(|error| {
         Failure::usage(format!("cannot make {}: {error}", folder.display())).hint("name a folder that is not there yet")
@@ -74,7 +74,9 @@ pub(super) fn run(args: &Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
         fs::create_dir(folder.join(id.as_str()))?;
         let at = |name: &str| format!("{id}/{name}");
         report.json(&at("diagnosis.json"), handle.diagnosis_over(SAMPLE_MS))?;
-        report.json(&at("timeline.json"), handle.timeline_all().collect::<Result<Vec<_>, _>>())?;
+        let timeline = handle.timeline_all().collect::<Result<Vec<_>, _>>();
+        report.json(&at("before-after.json"), timeline.as_ref().map(|all| before_and_after(all, from_ms)))?;
+        report.json(&at("timeline.json"), timeline)?;
         report.json(&at("executions.json"), handle.executions_all().collect::<Result<Vec<_>, _>>())?;
         report.json(&at("resources.json"), handle.resources())?;
         report.json(&at("logs.json"), handle.logs(&SandboxLogQuery::default()))?;
@@ -83,6 +85,32 @@ pub(super) fn run(args: &Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
         return super::print_json(&serde_json::json!({ "folder": folder, "sandboxes": about }));
     }
     print(&format!("{}\n", folder.display()))
+}
+
+/// Those to which something happened last, the latest first. What they are told of is oldest first.
+fn last_touched<'s>(named: impl DoubleEndedIterator<Item = &'s SandboxId>) -> Vec<SandboxId> {
+    let mut seen = BTreeSet::new();
+    named.rev().filter(|id| seen.insert(*id)).take(SANDBOXES_MAX).cloned().collect()
+}
+
+/// How it was before what the report is about, and how it is after it: phase, generation, since when, and why. Without a
+/// time in question, that is before the last change.
+fn before_and_after(timeline: &[TimelineEntry], from_ms: u64) -> serde_json::Value {
+    let mut changes: Vec<&TimelineEntry> = timeline.iter().filter(|entry| entry.to.is_some()).collect();
+    changes.sort_by_key(|entry| entry.seq);
+    let shown = |entry: Option<&&TimelineEntry>| match entry {
+        Some(entry) => serde_json::json!({
+            "phase": entry.to, "generation": entry.generation, "since_at_ms": entry.at_ms, "cause": entry.cause,
+            "by": entry.by, "message": entry.message,
+        }),
+        // It was not there yet.
+        None => serde_json::Value::Null,
+    };
+    let before = match from_ms {
+        0 => changes.len().checked_sub(2).and_then(|at| changes.get(at)),
+        _ => changes.iter().rev().find(|entry| entry.at_ms < from_ms),
+    };
+    serde_json::json!({ "before": shown(before), "after": shown(changes.last()) })
 }
 
 /// The events in question, oldest first.
@@ -128,5 +156,37 @@ impl Report {
             writeln!(text, "{}", serde_json::to_string(one)?)?;
         }
         self.write(name, &text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn o8_a_report_is_about_whom_something_happened_to_last() {
+        let ids: Vec<SandboxId> = (0..60).rev().map(|id| SandboxId::from_bytes([id; 16])).collect();
+        // The first of them is touched once more at the end.
+        let about = last_touched(ids.iter().chain([&ids[0]]));
+        assert_eq!(about.len(), SANDBOXES_MAX);
+        assert_eq!((&about[0], &about[1]), (&ids[0], &ids[59]));
+        assert!(!about.contains(&ids[1]), "it was the first of all, and not again");
+    }
+
+    #[test]
+    fn o8_a_report_says_how_it_was_before_and_is_after() {
+        let entry = |seq: u64, to: Option<&str>| {
+            let entry = serde_json::json!({ "seq": seq, "at_ms": seq * 100, "kind": "sandbox.moved", "generation": 1,
+                "from": null, "to": to, "took_ms": null, "cause": null, "by": "test", "message": "" });
+            serde_json::from_value::<TimelineEntry>(entry).unwrap()
+        };
+        let all = [entry(1, Some("provisioning")), entry(2, Some("ready")), entry(3, Some("lost")), entry(4, None)];
+        let phases = |from_ms: u64| {
+            let states = before_and_after(&all, from_ms);
+            (states["before"]["phase"].clone(), states["after"]["phase"].clone())
+        };
+        assert_eq!(phases(0), ("ready".into(), "lost".into()), "before the last change");
+        assert_eq!(phases(150), ("provisioning".into(), "lost".into()), "before the time in question");
+        assert_eq!(phases(50), (serde_json::Value::Null, "lost".into()), "it was not there yet");
     }
 }

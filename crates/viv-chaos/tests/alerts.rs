@@ -1,0 +1,367 @@
+//! Alerts that fire by what really happens, on simulated time: nobody sets a figure by hand (O5, J3).
+#![allow(missing_docs, reason = "tests")]
+
+mod place;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use place::{Place, by, paused, persistent, place_ordered, place_ticking, request};
+use viv_chaos::{Order, Orders, Trouble, Turn};
+use viv_core::exec::ExecSpec;
+use viv_core::lifecycle::{PhaseName, Status};
+use viv_core::spec::{Image, Network, Policy, Project, SandboxSpec};
+use viv_core::subscription::Patience;
+use viv_core::task::{MakeSandbox, NewTask, TaskLimits, TaskState};
+use viv_core::{FencingToken, Generation, OperationId, SandboxId};
+use viv_engine::{
+    AlertConfig, AlertState, CleanupConfig, CreateRequest, CreateTask, Delivery, EngineConfig, EventBody,
+    NewSubscription, ReconcilerName, SpareClass, SubscriptionConfig, Webhooks, Which,
+};
+use viv_provider::conformance::program::Program;
+use viv_provider::{InstanceSpec, Mutation, Provider, Recall, ResourceLimits};
+use viv_store::{Cursor, JournalFilter, Store};
+
+/// Longer than a window, what is waited for in it, and what resolves.
+const LATER: Duration = Duration::from_secs(1_800);
+
+/// What ships.
+fn judged(config: &mut EngineConfig) {
+    (config.alerts, config.cleanup) = (Some(AlertConfig::default()), Some(CleanupConfig::default()));
+}
+
+/// Everything of these calls goes wrong so, until that is taken back.
+fn order(orders: &Orders, call: &str, trouble: Trouble) {
+    orders.give(Order { call: call.to_owned(), turn: Turn::Trouble(trouble), times: u32::MAX });
+}
+
+fn orders() -> Arc<Orders> {
+    Arc::new(Orders::new(Duration::from_secs(86_400), || {}))
+}
+
+impl Place {
+    fn fires(&self, name: &str) -> bool {
+        let all = self.engine.alerts();
+        let alert = all.iter().find(|alert| alert.rule.name == name).expect("it is judged");
+        matches!(alert.state, AlertState::Firing { .. })
+    }
+
+    /// Waits until it fires, or does not.
+    async fn until_fires(&self, name: &str, fires: bool, within: Duration) {
+        for _ in 0..within.as_secs() {
+            if self.fires(name) == fires {
+                return;
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        panic!("{name} does not become so in {within:?}: {:#?}", self.engine.alerts());
+    }
+
+    /// What the journal says of it.
+    async fn told_of(&self, name: &str) -> Vec<String> {
+        let lines = self.store.journal(Cursor(0), &JournalFilter::default(), 100_000).await.unwrap();
+        lines.into_iter().filter(|line| line.line.data["alert"] == name).map(|line| line.line.kind).collect()
+    }
+}
+
+/// Nobody puts it to rest.
+fn awake() -> CreateRequest {
+    let policy = Policy { idle_ms: 86_400_000, hibernate_ms: 86_400_000, ..request().policy };
+    CreateRequest { policy, ..request() }
+}
+
+#[test]
+fn j3_a_reconciler_that_hangs_in_its_first_run_is_overdue_and_an_alert() {
+    paused(async {
+        let orders = orders();
+        order(&orders, "retain", Trouble::SlowStore);
+        let place = place_ordered(1_000, &orders, judged).await;
+        let status =
+            || place.engine.reconcilers().into_iter().find(|one| one.name == ReconcilerName::Retention).unwrap();
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        let period_ms = place.engine.config().periods.retention.as_millis() as u64;
+        assert_eq!((status().runs, status().period_ms), (0, Some(period_ms)), "it is known before it ran");
+        assert!(!status().is_overdue(place.engine.now_ms()));
+        place.until_fires("cleanup_failing", true, Duration::from_millis(4 * period_ms)).await;
+        assert!(status().is_overdue(place.engine.now_ms()) && status().runs == 0, "{:?}", status());
+        assert_eq!(place.engine.reconcilers().iter().filter(|one| one.is_bad(place.engine.now_ms())).count(), 1);
+    });
+}
+
+#[test]
+fn j7_a_provider_that_answers_no_audit_fails_it_in_time_and_is_an_alert() {
+    paused(async {
+        let place = place_ticking(1_000, |config| {
+            judged(config);
+            config.cleanup = Some(CleanupConfig { full_period: Duration::from_secs(300), ..CleanupConfig::default() });
+        })
+        .await;
+        let full = || place.engine.reconcilers().into_iter().find(|one| one.name == ReconcilerName::Full).unwrap();
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert_eq!((full().runs, full().error), (1, None));
+        place.provider.set_audits_hang(true);
+        place.until_fires("cleanup_failing", true, LATER).await;
+        let error = full().error.expect("it says why");
+        assert!(error.contains("an audit"), "{error}");
+        place.provider.set_audits_hang(false);
+        place.until_fires("cleanup_failing", false, LATER).await;
+        assert_eq!(place.told_of("cleanup_failing").await, ["alert.firing", "alert.resolved"]);
+    });
+}
+
+#[test]
+fn o5_sandboxes_that_run_into_their_deadline_are_an_alert() {
+    paused(async {
+        let place = place_ticking(250, judged).await;
+        for lifetime_ms in [60_000, 90_000, 3_600_000] {
+            place.ready(lifetime_ms).await;
+        }
+        place.until_fires("sandbox_timeout_high", true, LATER).await;
+        // What was long ago does not count.
+        place.until_fires("sandbox_timeout_high", false, LATER).await;
+        assert_eq!(place.told_of("sandbox_timeout_high").await, ["alert.firing", "alert.resolved"]);
+    });
+}
+
+#[test]
+fn o5_more_active_ones_than_there_should_be_are_an_alert_and_far_too_many_an_escalation() {
+    paused(async {
+        let place = place_ticking(1_000, judged).await;
+        let mut made = Vec::new();
+        for _ in 0..21 {
+            made.push(place.made(awake()).await);
+        }
+        tokio::time::sleep(Duration::from_secs(120)).await;
+        assert!(!place.fires("sandbox_leak_detected"), "not before it lasts");
+        place.until_fires("sandbox_leak_detected", true, LATER).await;
+        for _ in 21..51 {
+            made.push(place.made(awake()).await);
+        }
+        tokio::time::sleep(Duration::from_secs(900)).await;
+        assert!(!place.fires("active_escalation"), "not before half an hour");
+        place.until_fires("active_escalation", true, LATER).await;
+        for id in made {
+            place.delete(&id).await;
+        }
+        for name in ["sandbox_leak_detected", "active_escalation"] {
+            place.until_fires(name, false, LATER).await;
+        }
+    });
+}
+
+#[test]
+fn o5_spares_are_no_leak() {
+    paused(async {
+        let place = place_ticking(1_000, |config| {
+            judged(config);
+            let class = SpareClass { name: "default".to_owned(), spec: SandboxSpec::default(), min: 25, max: 25 };
+            config.spares.classes = vec![class];
+        })
+        .await;
+        tokio::time::sleep(LATER).await;
+        assert_eq!(place.engine.spares().await.unwrap()[0].ready.len(), 25);
+        assert!(!place.fires("sandbox_leak_detected"), "{:#?}", place.engine.alerts());
+    });
+}
+
+#[test]
+fn o5_l8_what_cannot_be_ended_is_an_alert_until_it_is() {
+    paused(async {
+        let orders = orders();
+        let place = place_ordered(250, &orders, judged).await;
+        let id = place.made(request()).await;
+        order(&orders, "destroy", Trouble::Unavailable);
+        place.engine.stop(&id, by()).await.unwrap();
+        place.until_fires("kill_failed", true, LATER).await;
+        place.until_fires("stop_failures_high", true, LATER).await;
+        assert_eq!(place.record(&id).await.phase.name(), PhaseName::Stopping, "it stays so (L8)");
+        let named = place.engine.alerts().into_iter().find(|alert| alert.rule.name == "kill_failed").unwrap().sandboxes;
+        assert_eq!(named, [id.clone()], "it is said whom to look at");
+        let diagnosis = place.engine.diagnose(&Project::default(), &Which::Id(id.clone())).await.unwrap();
+        assert!(diagnosis.remarks.iter().any(|remark| remark.code == "kill_failed"), "{:?}", diagnosis.remarks);
+        orders.forget();
+        place.engine.wait_settled(&id, LATER).await.unwrap();
+        assert_eq!(place.status(&id).await, Status::Stopped);
+        for name in ["kill_failed", "stop_failures_high"] {
+            place.until_fires(name, false, LATER).await;
+        }
+    });
+}
+
+#[test]
+fn o5_l10_saves_that_fail_are_failed_stops() {
+    paused(async {
+        let orders = orders();
+        let place = place_ordered(250, &orders, judged).await;
+        let id = place.made(persistent()).await;
+        order(&orders, "save", Trouble::Unavailable);
+        place.engine.hibernate(&id, by()).await.unwrap();
+        place.until_fires("save_failed", true, LATER).await;
+        place.until_fires("stop_failures_high", true, LATER).await;
+        let named = place.engine.alerts().into_iter().find(|alert| alert.rule.name == "save_failed").unwrap().sandboxes;
+        assert_eq!(named, [id.clone()], "it is said whom to look at");
+        orders.forget();
+        place.engine.retry_save(&id, by()).await.unwrap();
+        place.engine.wait_settled(&id, LATER).await.unwrap();
+        assert_eq!(place.status(&id).await, Status::Hibernated);
+        for name in ["save_failed", "stop_failures_high"] {
+            place.until_fires(name, false, LATER).await;
+        }
+    });
+}
+
+#[test]
+fn o5_tasks_that_say_nothing_are_an_alert() {
+    paused(async {
+        let place = place_ticking(250, judged).await;
+        let make = MakeSandbox {
+            name: None,
+            spec: SandboxSpec::default(),
+            policy: request().policy,
+            labels: BTreeMap::new(),
+            snapshot: None,
+        };
+        let argv = Program::Sleep { seconds: 1_000 }.argv();
+        let new = NewTask {
+            id: place.engine.new_task_id(),
+            project: Project::default(),
+            sandbox: None,
+            make: Some(Box::new(make)),
+            files: Vec::new(),
+            source: None,
+            steps: vec![ExecSpec { argv, ..ExecSpec::default() }],
+            limits: TaskLimits::default(),
+            effects: Vec::new(),
+            credentials: BTreeMap::new(),
+            keep_alive: false,
+            by: by(),
+            body_hash: None,
+        };
+        let task = place.engine.create_task(CreateTask { new, keyed: false }).await.unwrap().task;
+        let over = place.engine.wait_task(&task.id, LATER, |task| task.state.is_final()).await.unwrap();
+        assert_eq!(over.state, TaskState::Inactive);
+        place.until_fires("inactivity_high", true, LATER).await;
+        place.until_fires("inactivity_high", false, LATER).await;
+    });
+}
+
+#[test]
+fn o5_j1_instances_that_no_record_wants_are_an_alert() {
+    paused(async {
+        let place = place_ticking(250, judged).await;
+        let mutation = Mutation {
+            operation: OperationId::from_bytes([9; 16]),
+            generation: Generation::FIRST,
+            token: FencingToken(0),
+            budget_ms: 10_000,
+        };
+        let spec = InstanceSpec {
+            image: Image::default(),
+            limits: ResourceLimits::default(),
+            network: Network::default(),
+            env: BTreeMap::new(),
+            workdir: "/workspace".to_owned(),
+            packages: false,
+            labels: BTreeMap::new(),
+            lifetime_ms: 86_400_000,
+            recall: Recall::Never,
+        };
+        let (owner, stray) = (place.engine.config().owner.clone(), SandboxId::from_bytes([9; 16]));
+        place.provider.truth().create(&mutation, &stray, &owner, &spec).await.unwrap();
+        place.until_fires("orphans_found", true, LATER).await;
+        place.until_fires("orphans_found", false, LATER).await;
+        let lines = place.lines(&stray).await;
+        assert!(lines.iter().any(|line| line.line.kind == "orphan.collected"), "{lines:?}");
+    });
+}
+
+#[test]
+fn o5_creates_that_fail_are_an_alert() {
+    paused(async {
+        let orders = orders();
+        let place = place_ordered(250, &orders, judged).await;
+        order(&orders, "create", Trouble::Unavailable);
+        let id = place.engine.create(request()).await.unwrap().view.sandbox.id;
+        place.engine.wait_settled(&id, LATER).await.unwrap();
+        assert_eq!(place.status(&id).await, Status::Failed);
+        place.until_fires("provisioning_failing", true, LATER).await;
+        orders.forget();
+        place.until_fires("provisioning_failing", false, LATER).await;
+    });
+}
+
+#[test]
+fn o5_j7_a_provider_that_does_not_answer_is_an_alert() {
+    paused(async {
+        let place = place_ticking(250, judged).await;
+        for _ in 0..4 {
+            place.made(awake()).await;
+        }
+        place.provider.set_silent(true);
+        for _ in 0..4 {
+            place.engine.create(awake()).await.unwrap();
+        }
+        place.until_fires("breaker_open", true, LATER).await;
+        place.provider.set_silent(false);
+        place.until_fires("breaker_open", false, LATER).await;
+    });
+}
+
+#[test]
+fn o5_o6_who_subscribed_is_told_that_an_alert_fires_and_that_it_is_over() {
+    paused(async {
+        let got: Arc<Mutex<Vec<serde_json::Value>>> = Arc::default();
+        let taken = got.clone();
+        let send = Webhooks(Arc::new(move |delivery: Delivery| {
+            taken.lock().unwrap().push(serde_json::from_slice(&delivery.body).unwrap());
+            Box::pin(async { Ok(()) })
+        }));
+        let place = place_ticking(250, |config| {
+            judged(config);
+            let body: EventBody = Arc::new(|_, _, line| {
+                serde_json::json!({ "kind": line.line.kind, "data": line.line.data }).to_string().into_bytes()
+            });
+            let (patience, within) = (Patience::default(), Duration::from_secs(10));
+            config.subscriptions = Some(SubscriptionConfig { send, body, patience, within });
+        })
+        .await;
+        let new = NewSubscription {
+            project: None,
+            url: "https://pager.example/alerts".to_owned(),
+            note: None,
+            kinds: vec!["alert.firing".to_owned(), "alert.resolved".to_owned()],
+            sandbox: None,
+            labels: BTreeMap::new(),
+            after: None,
+        };
+        place.engine.create_subscription(new, by()).await.unwrap();
+        place.ready(60_000).await;
+        place.until_fires("sandbox_timeout_high", true, LATER).await;
+        place.until_fires("sandbox_timeout_high", false, LATER).await;
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        let got = got.lock().unwrap().clone();
+        let kinds: Vec<&str> = got.iter().map(|event| event["kind"].as_str().unwrap()).collect();
+        assert_eq!(kinds, ["alert.firing", "alert.resolved"], "{got:#?}");
+        assert_eq!(got[0]["data"]["alert"], "sandbox_timeout_high");
+        assert!(got[0]["data"]["helps"].as_str().is_some_and(|helps| helps.starts_with("viv ")), "{got:#?}");
+    });
+}
+
+#[test]
+fn o5_l18_a_project_that_has_used_up_what_it_may_have_is_an_alert() {
+    paused(async {
+        let place = place_ticking(1_000, |config| {
+            judged(config);
+            config.quota = viv_store::Quota::of(1_000, 2);
+        })
+        .await;
+        place.made(awake()).await;
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert!(!place.fires("quota_exhausted"));
+        let second = place.made(awake()).await;
+        place.until_fires("quota_exhausted", true, Duration::from_secs(60)).await;
+        place.delete(&second).await;
+        place.until_fires("quota_exhausted", false, LATER).await;
+    });
+}
