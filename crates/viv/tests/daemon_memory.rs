@@ -77,6 +77,16 @@ fn start(daemon: &Daemon, id: &SandboxId, argv: &[&str]) -> Execution {
     daemon.sandbox(id).start(&request, None).unwrap()
 }
 
+/// Starts one that has its terminal open by a name that CRIU cannot keep.
+fn start_holder(daemon: &Daemon, id: &SandboxId) -> ExecutionId {
+    let script = "exec 5<>/dev/tty; echo it is open; exec sleep 1000";
+    let mut holder = StartExecution::of(["/bin/sh", "-c", script]).unwrap();
+    holder.tty = Some(serde_json::from_value::<Terminal>(json!({"rows": 24, "cols": 80})).unwrap());
+    let holder = daemon.sandbox(id).start(&holder, None).unwrap().id;
+    until_more(daemon, id, &holder, 0);
+    holder
+}
+
 /// What an execution has written so far.
 fn written(daemon: &Daemon, id: &SandboxId, execution: &ExecutionId) -> String {
     let mut said = Vec::new();
@@ -352,6 +362,10 @@ fn l13_what_is_frozen_goes_to_disk_when_memory_gets_short() {
     let counter = start(&daemon, &made.id, &["python3", "-u", "-c", COUNT]).id;
     let before = until_more(&daemon, &made.id, &counter, 0);
     assert_eq!(daemon.wait_for(&made.id, "it is told", |_| true).status, Status::Ready, "what runs is left alone");
+    // What could not be dumped, and is the longest frozen.
+    let held = daemon.create_from(&request("held", &json!({})));
+    let holder = start_holder(&daemon, &held.id);
+    daemon.sandbox(&held.id).freeze(&RestSandbox::default()).unwrap();
     daemon.sandbox(&files.id).freeze(&RestSandbox::default()).unwrap();
     daemon.sandbox(&made.id).freeze(&RestSandbox::default()).unwrap();
     let saved = daemon.wait_for(&made.id, "it is on disk", |now| now.status == Status::Hibernated);
@@ -361,9 +375,12 @@ fn l13_what_is_frozen_goes_to_disk_when_memory_gets_short() {
     let back = ensure(&daemon, &made.id);
     assert_eq!(memory(&back).0, MemoryState::Restored);
     assert_counts(&until_more(&daemon, &made.id, &counter, before.len()));
-    // One whose memory would be lost stays where it is.
-    assert_eq!(daemon.wait_for(&files.id, "it is told", |_| true).status, Status::Frozen);
-    for id in [&made.id, &files.id] {
+    // Those whose memory would be lost stay where they are.
+    for id in [&files.id, &held.id] {
+        assert_eq!(daemon.wait_for(id, "it is told", |_| true).status, Status::Frozen);
+    }
+    assert_eq!(state(&daemon, &held.id, &holder).0, ExecutionState::Suspended);
+    for id in [&made.id, &files.id, &held.id] {
         daemon.remove(id);
     }
     daemon.assert_nothing_left();
@@ -490,12 +507,7 @@ fn l13_what_criu_cannot_keep_is_followed_by_the_files() {
     let Some(criu) = criu() else { return };
     let staged = Staged::new(&criu);
     let (made, execution) = staged.busy();
-    // A terminal that is open by a name that CRIU cannot keep.
-    let mut holder =
-        StartExecution::of(["/bin/sh", "-c", "exec 5<>/dev/tty; echo it is open; exec sleep 1000"]).unwrap();
-    holder.tty = Some(serde_json::from_value::<Terminal>(json!({"rows": 24, "cols": 80})).unwrap());
-    let holder = staged.daemon.sandbox(&made.id).start(&holder, None).unwrap().id;
-    until_more(&staged.daemon, &made.id, &holder, 0);
+    start_holder(&staged.daemon, &made.id);
     staged.begin_stop(&made.id);
     staged.assert_not_saved(&made, &execution, "/dev/tty");
 }
@@ -514,11 +526,7 @@ fn l13_what_is_in_the_way_is_said_beforehand_with_who_holds_it() {
     until_more(&daemon, &made.id, &counter, 0);
     let found = check(true);
     assert!(found.can && found.obstacles.is_empty(), "{found:#?}");
-    let mut holder =
-        StartExecution::of(["/bin/sh", "-c", "exec 5<>/dev/tty; echo it is open; exec sleep 1000"]).unwrap();
-    holder.tty = Some(serde_json::from_value::<Terminal>(json!({"rows": 24, "cols": 80})).unwrap());
-    let holder = daemon.sandbox(&made.id).start(&holder, None).unwrap().id;
-    until_more(&daemon, &made.id, &holder, 0);
+    let holder = start_holder(&daemon, &made.id);
     let ghost = "exec 3>/workspace/ghost; rm /workspace/ghost; truncate -s 300M /proc/self/fd/3; echo it is open; exec sleep 1001";
     let ghost = start(&daemon, &made.id, &["sh", "-c", ghost]).id;
     until_more(&daemon, &made.id, &ghost, 0);
@@ -545,8 +553,19 @@ fn p6_the_selftest_covers_it() {
     let daemon = Daemon::start_with(&["--criu", criu.to_str().unwrap()]);
     let output = daemon.viv().args(["selftest"]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.contains("with its memory"), "{said}");
+    assert!(output.status.success() && said.contains("with its memory") && said.contains("fork with memory"), "{said}");
     daemon.assert_nothing_left();
+}
+
+#[test]
+fn p6_the_selftest_fails_where_memory_is_declared_and_not_saved() {
+    let Some(criu) = criu() else { return };
+    let staged = Staged::new(&criu);
+    staged.when("dump", "exit 1");
+    let output = staged.daemon.viv().args(["selftest"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("says that it saves memory, and did not"), "{said}");
+    staged.daemon.assert_nothing_left();
 }
 
 #[test]
