@@ -53,11 +53,16 @@ pub struct Criu {
     pub path: PathBuf,
     /// What it says of itself.
     pub version: String,
+    /// Why it could not bring memory back page by page as it is used; nothing where it could, and is not asked to.
+    pub not_lazy: Option<String>,
 }
 
 impl Criu {
-    /// What it is not used for here, for those who wonder.
-    pub const LIMITS: &str = "of sandboxes without a network; restored at once, never page by page as it is used";
+    /// What it does not do here, for those who wonder.
+    pub fn limits(&self) -> String {
+        let lazy = self.not_lazy.as_deref().unwrap_or("it is not asked to");
+        format!("of sandboxes without a network; restored at once, never page by page as it is used ({lazy})")
+    }
 }
 
 /// What the last look for one showed.
@@ -76,6 +81,7 @@ struct Shown {
     path: PathBuf,
     file: (u64, u64, i64, u64),
     version: String,
+    not_lazy: Option<String>,
 }
 
 /// The memory that an instance is to begin with.
@@ -163,18 +169,20 @@ impl LocalProvider {
         if let Ok(Some(shown)) = durable::read_json::<Shown>(&note)
             && (&shown.boot_id, &shown.path, &shown.file) == (&boot_id, path, &file)
         {
-            return Ok(Criu { path: path.clone(), version: shown.version });
+            return Ok(Criu { path: path.clone(), version: shown.version, not_lazy: shown.not_lazy });
         }
         let version = version(path).map_err(said)?;
-        self.try_criu(path).map_err(|why| format!("CRIU {version} ({}) does not work here: {why}", path.display()))?;
+        let not_lazy = self.try_criu(path);
+        let not_lazy =
+            not_lazy.map_err(|why| format!("CRIU {version} ({}) does not work here: {why}", path.display()))?;
         // Whoever cannot note it tries again.
-        let shown = Shown { boot_id, path: path.clone(), file, version: version.clone() };
+        let shown = Shown { boot_id, path: path.clone(), file, version: version.clone(), not_lazy: not_lazy.clone() };
         let _ = durable::replace_json_unsynced(&note, &shown);
-        Ok(Criu { path: path.clone(), version })
+        Ok(Criu { path: path.clone(), version, not_lazy })
     }
 
-    /// Has it save and bring back a small process.
-    fn try_criu(&self, path: &Path) -> std::result::Result<(), String> {
+    /// Has it save and bring back a small process; answers with why it cannot be lazy.
+    fn try_criu(&self, path: &Path) -> std::result::Result<Option<String>, String> {
         // A name that nobody has.
         let folder = self.shared.data.host().join(format!(".criu-probe-{}", crate::store::unique()));
         fs::create_dir(&folder).map_err(|error| error.to_string())?;
@@ -183,7 +191,7 @@ impl LocalProvider {
         let outcome = hear(&mut command).map_err(|error| error.to_string());
         let _ = fs::remove_dir_all(&folder);
         match outcome? {
-            (true, _) => Ok(()),
+            (true, said) => Ok(Some(said).filter(|said| !said.is_empty())),
             (false, said) if said.is_empty() => Err("the probe ended without a word".to_owned()),
             (false, said) => Err(said),
         }
