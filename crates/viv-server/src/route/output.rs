@@ -176,9 +176,10 @@ async fn told(
                 (row.sandbox, false)
             }
         };
-        let goes_on = match is_queued {
-            true => engine.wait_started(&sandbox, &execution).await.map(|_| true),
-            false => engine.wait_awake(&sandbox, &execution).await,
+        let goes_on = if is_queued {
+            engine.wait_started(&sandbox, &execution).await.map(|_| true)
+        } else {
+            engine.wait_awake(&sandbox, &execution).await
         };
         match goes_on {
             Ok(true) => {}

@@ -36,11 +36,11 @@ fn x5_who_follows_stays_over_a_hibernation_and_a_fork() {
     viv.args(["exec", "--interactive", "--timeout", "none", "box", "--", "python3", "-u", "-c", WORK]);
     let mut viv = viv.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let heard = Arc::new(Mutex::new(Vec::new()));
-    let (mut stdout, hears) = (viv.stdout.take().unwrap(), Arc::clone(&heard));
+    let (mut stdout, copy) = (viv.stdout.take().unwrap(), Arc::clone(&heard));
     let reader = thread::spawn(move || {
         let mut piece = [0; 4096];
         while let Ok(count @ 1..) = stdout.read(&mut piece) {
-            hears.lock().unwrap().extend_from_slice(&piece[..count]);
+            copy.lock().unwrap().extend_from_slice(&piece[..count]);
         }
     });
     let length = || heard.lock().unwrap().len();

@@ -142,7 +142,7 @@ impl Patient<'_> {
 
     /// Whether the daemon says that it can do this.
     pub(crate) fn can(&self, capability: &str) -> Asked<bool> {
-        let doctor = self.ask(|client| client.doctor())?;
+        let doctor = self.ask(Client::doctor)?;
         Ok(doctor.capabilities.iter().any(|one| one.name == capability && one.has))
     }
 
