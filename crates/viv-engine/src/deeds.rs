@@ -22,7 +22,7 @@ use tokio::sync::{Notify, mpsc};
 use viv_core::exec::{ExecState, ExecStatus, OutputEvent};
 use viv_core::lifecycle::Actor;
 use viv_core::spec::Project;
-use viv_core::{ExecutionId, SandboxId};
+use viv_core::{EndCause, ExecutionId, SandboxId};
 use viv_provider::{InstanceRef, OutputStream, ProviderError};
 use viv_store::NewLine;
 
@@ -200,7 +200,9 @@ impl Inner {
 
     /// How a command stands was seen: its end is written once.
     pub(crate) async fn saw(&self, status: &ExecStatus) {
-        if !status.state.is_final() {
+        // Why an instance ended is no end of what was saved with its memory: the record knows whether it goes on (X5).
+        let is_saved = matches!(&status.state, ExecState::Lost { cause } if cause == EndCause::Saved.code());
+        if !status.state.is_final() || is_saved {
             return;
         }
         let Some((project, instance)) = self.deeds.end(&status.id) else { return };

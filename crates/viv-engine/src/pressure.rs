@@ -12,6 +12,7 @@ use std::sync::Arc;
 use serde_json::json;
 use viv_core::lifecycle::{Actor, FreezeStep, Phase, PhaseName, Sandbox};
 use viv_core::spec::Hibernate;
+use viv_provider::InstanceRef;
 use viv_store::ListQuery;
 
 use crate::engine::Inner;
@@ -43,8 +44,8 @@ pub(crate) fn spawn(inner: &Arc<Inner>) {
     });
 }
 
-/// Who is to go next: what is being saved already counts among those at once.
-fn next(records: &[Sandbox]) -> Vec<&Sandbox> {
+/// Who may go next, the longest frozen first, and how many of them: what is being saved already counts among those at once.
+fn next(records: &[Sandbox]) -> (Vec<&Sandbox>, usize) {
     let saving = records.iter().filter(|record| record.phase.name() == PhaseName::Hibernating).count();
     let mut frozen: Vec<&Sandbox> = records
         .iter()
@@ -52,8 +53,7 @@ fn next(records: &[Sandbox]) -> Vec<&Sandbox> {
         .filter(|record| record.policy.persistent && record.policy.hibernate == Hibernate::Memory)
         .collect();
     frozen.sort_by_key(|record| (record.phase_since_ms, record.id.clone()));
-    frozen.truncate(AT_ONCE.saturating_sub(saving));
-    frozen
+    (frozen, AT_ONCE.saturating_sub(saving))
 }
 
 impl Inner {
@@ -64,16 +64,38 @@ impl Inner {
         }
         let phases = vec![PhaseName::Frozen, PhaseName::Hibernating];
         let listed = self.store.list(&ListQuery { phases, limit: LOOKED_AT_MAX, ..ListQuery::default() }).await?;
-        for record in next(&listed.items) {
+        let (frozen, mut room) = next(&listed.items);
+        for record in frozen {
+            if room == 0 {
+                break;
+            }
+            if !self.can_go(record).await {
+                continue;
+            }
             // Who is used since is thawed, and so not there.
             if self.put_to_rest(record, 0).await? {
                 let why = format!("{:.0} % of the machine's memory are left", left * 100.0);
                 let data = json!({ "layer": "memory", "action": "hibernate", "why": why, "outcome": "done" });
                 let line = journal::noted(record, "cleanup.item", Actor::part("cleanup"), self.clock.now_ms(), data);
                 self.store.append(self.epoch, vec![line]).await?;
+                room -= 1;
             }
         }
         Ok(())
+    }
+
+    /// Whether nothing is known to be in the way of saving its memory. Nobody asked for what is frozen to end, so what could
+    /// not be dumped, and would be lost, stays where it is.
+    async fn can_go(&self, record: &Sandbox) -> bool {
+        let instance = InstanceRef { sandbox: record.id.clone(), generation: record.generation };
+        let asked = self.call_agent(&record.id, self.config.budgets.call, self.provider.memory_obstacles(&instance));
+        let why = match asked.await {
+            Ok(found) if found.is_empty() => return true,
+            Ok(found) => found.into_iter().map(|one| one.what).collect::<Vec<_>>().join(", "),
+            Err(error) => error.to_string(),
+        };
+        tracing::debug!(component = "pressure", sandbox = %record.id, why, "it stays frozen in memory");
+        false
     }
 }
 
@@ -108,8 +130,8 @@ mod tests {
     fn l13_the_longest_frozen_goes_first_and_nobody_whose_memory_is_not_kept() {
         let mut records = vec![frozen(1, 30), frozen(2, 10), frozen(3, 20), frozen(4, 5)];
         records[3].policy.hibernate = Hibernate::Filesystem;
-        let ids = |records: &[Sandbox]| next(records).iter().map(|record| record.phase_since_ms).collect::<Vec<_>>();
-        assert_eq!(ids(&records), [10, 20]);
+        let ids = |records: &[Sandbox]| next(records).0.iter().map(|record| record.phase_since_ms).collect::<Vec<_>>();
+        assert_eq!((ids(&records), next(&records).1), (vec![10, 20, 30], AT_ONCE));
         let snapshot = SnapshotId::from_bytes([9; 16]);
         records[1].phase = Phase::Hibernated { snapshot };
         assert_eq!(ids(&records), [20, 30]);

@@ -169,6 +169,7 @@ impl InstanceDir {
         sealed = "sealed.json",
         saving = "save.lock",
         memory = "memory",
+        dumping = "dumping",
         memory_live = "memory-live",
         unpacked = "unpacked",
         bundle = "bundle",

@@ -7,7 +7,7 @@ use viv_api::bound::SandboxRef;
 use viv_api::daemon::Doctor;
 use viv_provider::{Capability, Provider};
 use viv_sandbox::machine::{self, State};
-use viv_sandbox::{Criu, DiskReserve, Found, Kernel, LocalProvider};
+use viv_sandbox::{DiskReserve, Found, Kernel, LocalProvider};
 
 use crate::client;
 use crate::fail::Failure;
@@ -97,7 +97,7 @@ pub(crate) fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
     writeln!(out, "containers by: {}; workloads talk to {kernel}", runtime.version)?;
     let (capabilities, limited_by) = (provider.capabilities(), provider.limited_by());
     if let Ok(criu) = provider.criu() {
-        writeln!(out, "memory is saved by: CRIU {}, {}; {}", criu.version, criu.path.display(), Criu::LIMITS)?;
+        writeln!(out, "memory is saved by: CRIU {}, {}; {}", criu.version, criu.path.display(), criu.limits())?;
     }
     if let Some(reserve) = provider.disk_reserve() {
         writeln!(out, "{}", full_disk(&reserve))?;

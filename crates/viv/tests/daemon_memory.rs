@@ -4,6 +4,8 @@
 //! The CRIU is that of `scripts/prepare criu`, or what `VIV_CRIU` names; without one these are passed over.
 #![allow(missing_docs, reason = "tests")]
 
+#[path = "daemon_memory/follow.rs"]
+mod follow;
 #[path = "daemon_memory/middle.rs"]
 mod middle;
 mod support;
@@ -31,6 +33,29 @@ use viv_core::{ExecutionId, Generation, SandboxId};
 const ROUNDS: u64 = 2;
 
 const COUNT: &str = "import time\ni = 0\nwhile True:\n    i += 1\n    print(i)\n    time.sleep(0.02)";
+
+/// The same by a timer of the kernel.
+const TICK: &str = "
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+i = 0
+while True:
+    signal.sigwait({signal.SIGALRM})
+    i += 1
+    print(i)
+";
+
+/// Is held by another process as by a debugger.
+const TRACED: &str = "
+import ctypes, os, time
+if os.fork():
+    time.sleep(100000)
+PTRACE_TRACEME = 0
+assert ctypes.CDLL(None).ptrace(PTRACE_TRACEME, 0, 0, 0) == 0
+print('it is held')
+time.sleep(100000)
+";
 
 /// Each row is a transaction that is open for longer than it is not.
 const WRITE_ROWS: &str = "
@@ -75,6 +100,16 @@ fn start(daemon: &Daemon, id: &SandboxId, argv: &[&str]) -> Execution {
     let mut request = StartExecution::of(argv.iter().copied()).unwrap();
     (request.detach, request.limit_ms) = (true, Some(TimeLimit::NONE));
     daemon.sandbox(id).start(&request, None).unwrap()
+}
+
+/// Starts one that has its terminal open by a name that CRIU cannot keep.
+fn start_holder(daemon: &Daemon, id: &SandboxId) -> ExecutionId {
+    let script = "exec 5<>/dev/tty; echo it is open; exec sleep 1000";
+    let mut holder = StartExecution::of(["/bin/sh", "-c", script]).unwrap();
+    holder.tty = Some(serde_json::from_value::<Terminal>(json!({"rows": 24, "cols": 80})).unwrap());
+    let holder = daemon.sandbox(id).start(&holder, None).unwrap().id;
+    until_more(daemon, id, &holder, 0);
+    holder
 }
 
 /// What an execution has written so far.
@@ -153,6 +188,7 @@ fn x5_what_runs_goes_on_with_nothing_lost() {
     assert_eq!(box_of.policy.hibernate, Hibernate::Memory);
     run(&daemon.sandbox(id), "echo content > /workspace/served");
     let counter = start(&daemon, id, &["python3", "-u", "-c", COUNT]).id;
+    let timer = start(&daemon, id, &["python3", "-u", "-c", TICK]).id;
     let rows = start(&daemon, id, &["python3", "-u", "-c", WRITE_ROWS]).id;
     let serve = "exec python3 -m http.server 8123 --bind 127.0.0.1 --directory /workspace";
     let server = start(&daemon, id, &["sh", "-c", serve]).id;
@@ -170,8 +206,8 @@ fn x5_what_runs_goes_on_with_nothing_lost() {
         typed = taken.stdin_bytes;
     };
     type_in(&daemon, "x=41\n");
-    let all = [&counter, &rows, &append, &ten, &server, &shell];
-    for execution in [&counter, &rows, &append, &ten] {
+    let all = [&counter, &timer, &rows, &append, &ten, &server, &shell];
+    for execution in [&counter, &timer, &rows, &append, &ten] {
         until_more(&daemon, id, execution, 0);
     }
     let rounds = std::env::var("VIV_MEMORY_ROUNDS").map_or(ROUNDS, |rounds| rounds.parse().unwrap());
@@ -193,7 +229,7 @@ fn x5_what_runs_goes_on_with_nothing_lost() {
             let now = state(&daemon, id, execution);
             assert_eq!(now.0, ExecutionState::Running, "round {round}: {}", written(&daemon, id, execution));
         }
-        for execution in [&counter, &rows, &append] {
+        for execution in [&counter, &timer, &rows, &append] {
             let before = written(&daemon, id, execution);
             let after = until_more(&daemon, id, execution, before.len());
             assert!(after.starts_with(&before), "round {round}");
@@ -235,7 +271,8 @@ fn l14_services_go_on_as_they_were_and_are_nudged() {
     let serve = "echo started >> starts; trap 'echo nudged >> nudges' USR1; while true; do sleep 0.05; done";
     let service = json!({
         "name": "web", "argv": ["sh", "-c", serve], "ready": {"runs_ms": 200},
-        "nudge": {"signal": 10, "within_ms": 60_000, "reports": {"command": ["test", "-s", "nudges"]}},
+        // It reports in at the second signal only.
+        "nudge": {"signal": 10, "within_ms": 60_000, "reports": {"command": ["sh", "-c", "[ $(wc -l < nudges) -ge 2 ]"]}},
     });
     let made = daemon.create_from(&request("box", &json!({"services": [service]})));
     let id = &made.id;
@@ -352,6 +389,10 @@ fn l13_what_is_frozen_goes_to_disk_when_memory_gets_short() {
     let counter = start(&daemon, &made.id, &["python3", "-u", "-c", COUNT]).id;
     let before = until_more(&daemon, &made.id, &counter, 0);
     assert_eq!(daemon.wait_for(&made.id, "it is told", |_| true).status, Status::Ready, "what runs is left alone");
+    // What could not be dumped, and is the longest frozen.
+    let held = daemon.create_from(&request("held", &json!({})));
+    let holder = start_holder(&daemon, &held.id);
+    daemon.sandbox(&held.id).freeze(&RestSandbox::default()).unwrap();
     daemon.sandbox(&files.id).freeze(&RestSandbox::default()).unwrap();
     daemon.sandbox(&made.id).freeze(&RestSandbox::default()).unwrap();
     let saved = daemon.wait_for(&made.id, "it is on disk", |now| now.status == Status::Hibernated);
@@ -361,9 +402,12 @@ fn l13_what_is_frozen_goes_to_disk_when_memory_gets_short() {
     let back = ensure(&daemon, &made.id);
     assert_eq!(memory(&back).0, MemoryState::Restored);
     assert_counts(&until_more(&daemon, &made.id, &counter, before.len()));
-    // One whose memory would be lost stays where it is.
-    assert_eq!(daemon.wait_for(&files.id, "it is told", |_| true).status, Status::Frozen);
-    for id in [&made.id, &files.id] {
+    // Those whose memory would be lost stay where they are.
+    for id in [&files.id, &held.id] {
+        assert_eq!(daemon.wait_for(id, "it is told", |_| true).status, Status::Frozen);
+    }
+    assert_eq!(state(&daemon, &held.id, &holder).0, ExecutionState::Suspended);
+    for id in [&made.id, &files.id, &held.id] {
         daemon.remove(id);
     }
     daemon.assert_nothing_left();
@@ -437,7 +481,7 @@ impl Staged {
         let (daemon, id) = (&self.daemon, &made.id);
         let saved = daemon.wait_for(id, "it is saved", |now| now.status == Status::Hibernated);
         let (state_of, said) = memory(&saved);
-        assert!(state_of == MemoryState::NotSaved && said.contains(why), "{saved:#?}");
+        assert!(state_of == MemoryState::NotSaved && !said.is_empty() && said.contains(why), "{saved:#?}");
         assert!(saved.cause.unwrap().message.contains(why));
         let lines = told(daemon, id, "sandbox.memory_not_saved");
         assert!(lines.len() == 1 && lines[0].message.contains(why), "{lines:#?}");
@@ -453,7 +497,7 @@ impl Staged {
         let (daemon, id) = (&self.daemon, &made.id);
         let back = daemon.wait_for(id, "it is ready", |now| now.status == Status::Ready);
         let (state_of, said) = memory(&back);
-        assert!(state_of == MemoryState::NotRestored && said.contains(why), "{back:#?}");
+        assert!(state_of == MemoryState::NotRestored && !said.is_empty() && said.contains(why), "{back:#?}");
         assert_eq!(back.generation, Generation(3), "the attempt had the second");
         let lines = told(daemon, id, "sandbox.memory_not_restored");
         assert!(lines.iter().any(|line| line.message.contains(why)), "{lines:#?}");
@@ -490,12 +534,7 @@ fn l13_what_criu_cannot_keep_is_followed_by_the_files() {
     let Some(criu) = criu() else { return };
     let staged = Staged::new(&criu);
     let (made, execution) = staged.busy();
-    // A terminal that is open by a name that CRIU cannot keep.
-    let mut holder =
-        StartExecution::of(["/bin/sh", "-c", "exec 5<>/dev/tty; echo it is open; exec sleep 1000"]).unwrap();
-    holder.tty = Some(serde_json::from_value::<Terminal>(json!({"rows": 24, "cols": 80})).unwrap());
-    let holder = staged.daemon.sandbox(&made.id).start(&holder, None).unwrap().id;
-    until_more(&staged.daemon, &made.id, &holder, 0);
+    start_holder(&staged.daemon, &made.id);
     staged.begin_stop(&made.id);
     staged.assert_not_saved(&made, &execution, "/dev/tty");
 }
@@ -514,14 +553,17 @@ fn l13_what_is_in_the_way_is_said_beforehand_with_who_holds_it() {
     until_more(&daemon, &made.id, &counter, 0);
     let found = check(true);
     assert!(found.can && found.obstacles.is_empty(), "{found:#?}");
-    let mut holder =
-        StartExecution::of(["/bin/sh", "-c", "exec 5<>/dev/tty; echo it is open; exec sleep 1000"]).unwrap();
-    holder.tty = Some(serde_json::from_value::<Terminal>(json!({"rows": 24, "cols": 80})).unwrap());
-    let holder = daemon.sandbox(&made.id).start(&holder, None).unwrap().id;
-    until_more(&daemon, &made.id, &holder, 0);
+    let holder = start_holder(&daemon, &made.id);
     let ghost = "exec 3>/workspace/ghost; rm /workspace/ghost; truncate -s 300M /proc/self/fd/3; echo it is open; exec sleep 1001";
     let ghost = start(&daemon, &made.id, &["sh", "-c", ghost]).id;
     until_more(&daemon, &made.id, &ghost, 0);
+    let traced = start(&daemon, &made.id, &["python3", "-u", "-c", TRACED]).id;
+    until_more(&daemon, &made.id, &traced, 0);
+    // Memory with a descriptor is dumped as memory.
+    let held =
+        "import os, time\nos.truncate(os.memfd_create('held'), 300 << 20)\nprint('it is held')\ntime.sleep(100000)";
+    let held = start(&daemon, &made.id, &["python3", "-u", "-c", held]).id;
+    until_more(&daemon, &made.id, &held, 0);
     let found = check(false);
     let told = |execution: &ExecutionId, what: &str, command: &str| {
         let is_it = |one: &&viv_api::checkpoint::Obstacle| one.execution.as_ref() == Some(execution);
@@ -531,10 +573,18 @@ fn l13_what_is_in_the_way_is_said_beforehand_with_who_holds_it() {
     };
     told(&holder, "/dev/tty", "sleep 1000");
     told(&ghost, "a file without a name of 300 MiB", "sleep 1001");
-    assert_eq!(found.obstacles.len(), 2, "{found:#?}");
+    told(&traced, "a debugger", "TRACEME");
+    assert_eq!(found.obstacles.len(), 3, "{found:#?}");
     // Nobody noticed.
     let before = written(&daemon, &made.id, &counter);
     assert_counts(&until_more(&daemon, &made.id, &counter, before.len()));
+    // And what was not in the way is not.
+    for execution in [&holder, &ghost, &traced] {
+        daemon.sandbox(&made.id).execution(execution.clone()).cancel().unwrap();
+    }
+    assert_eq!(memory(&stop(&daemon, &made.id)), (MemoryState::Kept, String::new()));
+    assert_eq!(memory(&ensure(&daemon, &made.id)).0, MemoryState::Restored);
+    assert_eq!(state(&daemon, &made.id, &held).0, ExecutionState::Running);
     daemon.remove(&made.id);
     daemon.assert_nothing_left();
 }
@@ -545,8 +595,19 @@ fn p6_the_selftest_covers_it() {
     let daemon = Daemon::start_with(&["--criu", criu.to_str().unwrap()]);
     let output = daemon.viv().args(["selftest"]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.contains("with its memory"), "{said}");
+    assert!(output.status.success() && said.contains("with its memory") && said.contains("fork with memory"), "{said}");
     daemon.assert_nothing_left();
+}
+
+#[test]
+fn p6_the_selftest_fails_where_memory_is_declared_and_not_saved() {
+    let Some(criu) = criu() else { return };
+    let staged = Staged::new(&criu);
+    staged.when("dump", "exit 1");
+    let output = staged.daemon.viv().args(["selftest"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("says that it saves memory, and did not"), "{said}");
+    staged.daemon.assert_nothing_left();
 }
 
 #[test]
@@ -607,6 +668,33 @@ fn l13_a_restore_that_fails_is_followed_by_the_files() {
         assert!(fs::read_to_string(dump.join("not-restored")).unwrap().contains("memory"));
         staged.assert_not_restored(&made, &execution, "cannot be restored");
     }
+}
+
+#[test]
+fn l13_a_fork_whose_restore_fails_is_followed_by_the_files() {
+    let Some(criu) = criu() else { return };
+    let staged = Staged::new(&criu);
+    let (made, execution) = staged.busy();
+    let daemon = &staged.daemon;
+    staged.when("restore", "exit 1");
+    let fork = Fork { memory: true, wait_ms: Some(WaitMs::new(0).unwrap()), ..Fork::default() };
+    let forked = daemon.sandbox(&made.id).fork(&fork, None).unwrap();
+    let forked = &forked.sandboxes[0].id;
+    let back = daemon.wait_for(forked, "it is ready", |now| now.status == Status::Ready);
+    let (state_of, said) = memory(&back);
+    assert!(state_of == MemoryState::NotRestored && said.contains("cannot be restored"), "{back:#?}");
+    assert_eq!(back.generation, Generation(2), "the attempt had the first");
+    assert!(!told(daemon, forked, "sandbox.memory_not_restored").is_empty());
+    assert_eq!(run(&daemon.sandbox(forked), "cat /workspace/file; pgrep -f '[9]9999'").0, "kept\n");
+    assert_ne!(back.services[0].execution, made.services[0].execution, "services are started again");
+    // Whom it comes from does not notice.
+    assert_eq!(state(daemon, &made.id, &execution).0, ExecutionState::Running);
+    let now = daemon.sandbox(&made.id).get().unwrap();
+    assert_eq!((now.generation, &now.services[0].execution), (made.generation, &made.services[0].execution));
+    for id in [forked, &made.id] {
+        daemon.remove(id);
+    }
+    daemon.assert_nothing_left();
 }
 
 #[test]

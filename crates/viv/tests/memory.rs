@@ -178,7 +178,18 @@ print(urllib.request.urlopen('http://127.0.0.1:8123/served', timeout=60).read().
 #[tokio::test(flavor = "multi_thread")]
 async fn x5_what_runs_goes_on_with_nothing_lost() {
     let Some(criu) = criu() else { return };
-    let ground = ground(&criu);
+    let rounds = std::env::var("VIV_MEMORY_ROUNDS").map_or(ROUNDS, |rounds| rounds.parse().unwrap());
+    nothing_is_lost(ground(&criu), rounds).await;
+}
+
+/// There the files are clones, with the numbers that they had.
+#[tokio::test(flavor = "multi_thread")]
+async fn x5_what_runs_goes_on_with_nothing_lost_on_btrfs() {
+    let Some(criu) = criu() else { return };
+    nothing_is_lost(Ground::on_btrfs_with(|config| config.criu = Some(criu)), 1).await;
+}
+
+async fn nothing_is_lost(ground: Ground, rounds: u64) {
     let sandbox = ground.create(LIFETIME).await;
     sandbox.run("echo content > /workspace/served; rm -f /workspace/log").await;
     let counter = sandbox.start_spec(&python(COUNT)).await;
@@ -207,7 +218,6 @@ async fn x5_what_runs_goes_on_with_nothing_lost() {
     }
     let (mounted, confinement) = (mounts(&ground, &instance), confined(&ground, &instance, &counter));
     assert!(!confinement.is_empty());
-    let rounds = std::env::var("VIV_MEMORY_ROUNDS").map_or(ROUNDS, |rounds| rounds.parse().unwrap());
     for round in 1..=rounds {
         instance = turn(&ground, &instance).await;
         assert_eq!(mounts(&ground, &instance), mounted, "round {round}");
@@ -617,6 +627,40 @@ async fn s5_memory_is_refused_where_it_cannot_be_kept() {
         assert_eq!(sandbox.run("echo well").await.0, "well\n");
         sandbox.destroy().await;
     }
+    // Files on a filesystem in a file are on another device afterwards.
+    if ground.provider.limited_by() == Some(viv_sandbox::LimitedBy::OwnFilesystem) {
+        let mut spec = InstanceSpec::host(LIFETIME.as_millis() as u64);
+        spec.limits.disk_bytes = Some(64 << 20);
+        let sandbox = ground.create_from(spec).await;
+        let obstacles = ground.provider.memory_obstacles(&sandbox.instance()).await.unwrap();
+        assert!(obstacles.iter().any(|one| one.what.contains("filesystem in a file")), "{obstacles:?}");
+        let error = save(&ground, &sandbox.instance()).await.unwrap_err();
+        assert!(is_refused(&error, "filesystem in a file"), "{error}");
+        assert_eq!(sandbox.run("echo well").await.0, "well\n");
+        sandbox.destroy().await;
+    }
+    ground.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn l13_a_dump_that_is_given_up_takes_no_room() {
+    let Some(criu) = criu() else { return };
+    let ground = ground(&criu);
+    let sandbox = ground.create(LIFETIME).await;
+    // It is dumped, and there is no place for it.
+    let place = ground.data.join("memory");
+    fs::remove_dir(&place).unwrap();
+    fs::write(&place, "").unwrap();
+    let snapshot = SnapshotId::from_bytes(fresh_bytes());
+    let request = |memory| SaveRequest { snapshot: snapshot.clone(), live: false, memory };
+    ground.provider.save(&mutation(1, 1), &sandbox.id, &request(true)).await.unwrap_err();
+    let kept = sandbox.folder().join("memory/kept");
+    assert!(kept.is_dir(), "it is there to be asked for again");
+    fs::remove_file(&place).unwrap();
+    fs::create_dir(&place).unwrap();
+    let saved = ground.provider.save(&mutation(1, 1), &sandbox.id, &request(false)).await.unwrap();
+    assert!(!saved.memory && !kept.exists(), "{saved:?}");
+    sandbox.destroy().await;
     ground.assert_nothing_left();
 }
 
@@ -657,15 +701,17 @@ exec {criu} \"$@\"
 #[test]
 fn p6_the_conformance_suite_covers_it() {
     let Some(criu) = criu() else { return };
-    for runtime in [viv_sandbox::Runtime::Embedded, viv_sandbox::Runtime::Binary("runc".into())] {
+    let (embedded, runc) = (viv_sandbox::Runtime::Embedded, viv_sandbox::Runtime::Binary("runc".into()));
+    for (runtime, on_btrfs) in [(embedded.clone(), false), (runc, false), (embedded, true)] {
         let cases = ["save_brings_executions_back", "is_recalled_only_if_wanted", "goes_to_others_as_copies"];
         for name in cases.map(|case| format!("saves::memory_{case}")) {
             let name = name.as_str();
             viv_provider::conformance::run_named(name, async {
-                LocalWorld(Ground::with(|config| {
+                let change = |config: &mut viv_sandbox::LocalConfig| {
                     config.criu = Some(criu.clone());
                     config.runtime = runtime.clone();
-                }))
+                };
+                LocalWorld(if on_btrfs { Ground::on_btrfs_with(change) } else { Ground::with(change) })
             });
         }
     }
@@ -684,6 +730,9 @@ fn it_is_used_by_hand() {
     let doctor = ground.verb("doctor").env("VIV_CRIU", &criu).output().unwrap();
     let doctor = String::from_utf8_lossy(&doctor.stdout).into_owned();
     assert!(doctor.contains("memory is saved by: CRIU") && doctor.contains(&*criu.display().to_string()), "{doctor}");
+    // What it cannot do is what was found, not what is known of kernels.
+    let setting = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap_or_default();
+    assert_eq!(doctor.contains("gives no userfaultfd"), setting.trim() != "1", "{doctor}");
     let (sandbox, _) = said(&["create"]);
     let count = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.05; done";
     let (execution, _) = said(&["exec", "--detach", &sandbox, "--", "sh", "-c", count]);

@@ -130,6 +130,13 @@ impl<'a> Output<'a> {
             status: 200,
             found: why,
         })?;
+        if let OutputLine::End(OutputEnd { end }) = &line
+            && self.follow
+            && !end.state.is_final()
+        {
+            // It goes on, and whoever follows is there until it ends.
+            return Err(lines.broken(eof()));
+        }
         Ok(self.advance(line))
     }
 

@@ -219,6 +219,41 @@ impl Engine {
         }
     }
 
+    /// Waits until what stands still with its sandbox goes on, or never will. False when it does not stand still.
+    pub async fn wait_awake(&self, sandbox: &SandboxId, execution: &ExecutionId) -> Result<bool, EngineError> {
+        let inner = &self.inner;
+        let bell = inner.bell(sandbox);
+        let mut ending = inner.ending();
+        let mut waited = false;
+        loop {
+            let mut rung = pin!(bell.notified());
+            rung.as_mut().enable();
+            let row = self.execution_row(sandbox, execution).await?;
+            if !self.is_at_rest(sandbox).await? || row.is_none_or(|row| !row.is_open()) {
+                return Ok(waited);
+            }
+            waited = true;
+            tokio::select! {
+                biased;
+                _ = ending.wait_for(|ending| *ending) => return Err(EngineError::ShuttingDown),
+                () = rung => {}
+            }
+        }
+    }
+
+    /// Whether what runs in a sandbox stands still, or is on its way back.
+    pub async fn is_at_rest(&self, sandbox: &SandboxId) -> Result<bool, EngineError> {
+        Ok(match self.inner.load(sandbox).await?.phase {
+            Phase::Frozen { .. }
+            | Phase::Hibernating { .. }
+            | Phase::Hibernated { .. }
+            | Phase::Provisioning { .. }
+            | Phase::Resuming { .. }
+            | Phase::Verifying { .. } => true,
+            Phase::Ready | Phase::Lost | Phase::Failed { .. } | Phase::Stopping { .. } | Phase::Stopped => false,
+        })
+    }
+
     /// Something waits in this sandbox.
     pub(super) fn wake_queue(&self, sandbox: &SandboxId) {
         let inner = &self.inner;

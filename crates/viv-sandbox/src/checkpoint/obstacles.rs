@@ -116,7 +116,9 @@ fn of_descriptor(path: &Path) -> Option<String> {
         let kept = KEPT_DEVICES.contains(&device) || TERMINALS.contains(&device.0);
         return (!kept).then(|| format!("the device {name} ({}:{})", device.0, device.1));
     }
-    let is_large_ghost = file.is_file() && file.nlink() == 0 && file.len() > GHOST_BYTES_MAX;
+    // Memory that has a descriptor is dumped as memory, whatever its size.
+    let is_memory = name.starts_with("/memfd:");
+    let is_large_ghost = file.is_file() && !is_memory && file.nlink() == 0 && file.len() > GHOST_BYTES_MAX;
     is_large_ghost.then(|| format!("a file without a name of {} MiB", file.len() >> 20))
 }
 

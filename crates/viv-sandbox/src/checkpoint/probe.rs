@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_child_subreape
 use rustix::thread::UnshareFlags;
 
 use super::criu::{self, Call, DUMP_LOG, RESTORE_LOG};
-use crate::sys::clone::{Forked, close_all_but, exit_now, fork};
+use crate::sys::clone::{Forked, close_all_but, exit_now, fork, try_userfaultfd};
 use crate::sys::namespace::leave_for_new;
 
 /// The verb of the binary that runs [`main`].
@@ -41,11 +41,16 @@ const ASK: &str = "ask";
 pub const ENTERED: &str = "--entered";
 
 /// Tries a CRIU in an empty folder. Must be called from a process with one thread; what fails is said on standard
-/// output.
+/// output, and when nothing does, why restores cannot be lazy, if so.
 pub fn main(criu: &Path, folder: &Path, entered: bool) -> ExitCode {
     let outcome = if entered { probe(criu, folder) } else { Err(enter(criu, folder)) };
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => {
+            if let Err(error) = may_be_lazy() {
+                println!("in a sandbox the kernel gives no userfaultfd: {error}");
+            }
+            ExitCode::SUCCESS
+        }
         Err(why) => {
             println!("{why}");
             ExitCode::FAILURE
@@ -121,6 +126,25 @@ fn turn(criu: &Path, folder: &Path, process: Pid) -> Result<(), String> {
     fs::write(folder.join(ASK), "").map_err(failed)?;
     let again = await_file(&folder.join(AGAIN)).map_err(failed)?;
     if again == first { Ok(()) } else { Err("a process that was brought back has other memory than before".to_owned()) }
+}
+
+/// Whether a process in a user namespace gets what it takes to have its memory brought page by page. CRIU asks for it in
+/// the process that it restores, which has no rights outside of its sandbox.
+fn may_be_lazy() -> io::Result<()> {
+    match fork(None)? {
+        Forked::Child => {
+            let asked = leave_for_new(UnshareFlags::NEWUSER).map_err(io::Error::from).and_then(|()| try_userfaultfd());
+            exit_now(asked.err().map_or(0, |error| error.raw_os_error().unwrap_or(libc::EIO)));
+        }
+        Forked::Parent(pid) => {
+            let (_, status) = waitpid(Some(pid), WaitOptions::empty())?.ok_or(io::ErrorKind::NotFound)?;
+            match status.exit_status() {
+                Some(0) => Ok(()),
+                Some(errno) => Err(io::Error::from_raw_os_error(errno)),
+                None => Err(io::ErrorKind::Interrupted.into()),
+            }
+        }
+    }
 }
 
 /// Has `tar` do what CRIU calls it for when it finds files in memory, in words that only GNU's knows.

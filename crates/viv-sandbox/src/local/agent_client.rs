@@ -3,6 +3,7 @@
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf};
@@ -19,6 +20,9 @@ use crate::shim::proto::{ShimReply, ShimRequest};
 
 /// How long an agent may take for what it does in microseconds.
 pub(super) const ANSWER_WITHIN_MS: u64 = 10_000;
+
+/// How long somebody waits at once for an agent whose memory is being dumped: shorter than whoever waits for him.
+const DUMP_WITHIN: Duration = Duration::from_secs(5);
 
 /// A conversation.
 pub(super) struct Conversation {
@@ -113,21 +117,27 @@ impl LocalProvider {
 
     /// Nothing is said to an agent that cannot hear it: it would do it when it wakes, with nobody waiting any more.
     /// One that stands still only while its files are copied is waited for; one that somebody else stopped is damaged.
+    /// While its memory is dumped nobody knocks, because that would make the dump fail.
     async fn check_awake(&self, instance: &InstanceRef) -> Result<()> {
         let mut pause = LOOK_EVERY;
         let mut stopped_by_others = false;
+        let begun = Instant::now();
         loop {
-            match self.stillness(instance).await? {
+            let dumped = match self.stillness(instance).await? {
                 Stillness::None => return Ok(()),
                 Stillness::ByOthers => return Err(frozen_by_others()),
-                Stillness::Any => {}
+                Stillness::Any => false,
+                Stillness::Dumped => true,
+            };
+            if dumped && begun.elapsed() > DUMP_WITHIN {
+                return Err(dumped_still());
             }
             match shim_client::ask(&self.dir(&instance.sandbox), &ShimRequest::Status).await {
                 Ok(ShimReply::Status(status)) if status.state == InstanceState::Frozen => {
                     return Err(ProviderError::NotRunning { state: InstanceState::Frozen });
                 }
                 // Seen twice, because what was held may have been let go and held again in between.
-                Ok(ShimReply::Status(status)) if status.stopped == Some(false) => {
+                Ok(ShimReply::Status(status)) if status.stopped == Some(false) && !dumped => {
                     if std::mem::replace(&mut stopped_by_others, true) {
                         return Err(frozen_by_others());
                     }
@@ -146,6 +156,7 @@ impl LocalProvider {
             let record = this.need_record(&instance)?;
             let cgroups = this.cgroups(&record);
             Ok(match () {
+                () if this.dir(&instance.sandbox).dumping().exists() => Stillness::Dumped,
                 () if cgroups.is_stopped_by_v1() => Stillness::ByOthers,
                 () if cgroups.is_stopped() => Stillness::Any,
                 () => Stillness::None,
@@ -186,6 +197,13 @@ enum Stillness {
     Any,
     /// In a way that is never ours.
     ByOthers,
+    /// Or is about to, for as long as its memory is dumped.
+    Dumped,
+}
+
+fn dumped_still() -> ProviderError {
+    let source = io::Error::new(io::ErrorKind::WouldBlock, "its memory is being saved");
+    ProviderError::Unavailable { what: "the agent".to_owned(), source }
 }
 
 fn frozen_by_others() -> ProviderError {

@@ -105,6 +105,15 @@ impl LocalProvider {
     /// With memory if there is one and that is wanted. When it cannot be restored, nothing is left of the attempt, and
     /// the instance begins with the files of the same moment, unless memory is required.
     fn carry_out(&self, order: &Order) -> Result<Option<Box<InstanceRecord>>> {
+        let store = &self.shared.store;
+        if let Origin::Snapshot(id) = &order.origin {
+            // Not for those who are refused anyway: it may take long. Before the memory is looked for, which does not go
+            // with layers that were merged.
+            self.fence(&order.instance.sandbox)?.admit_create(&order.mutation)?;
+            if store.bound_depth(id, order.spec.limits.disk_bytes).map_err(store_failed)? {
+                self.later(Chore::Collect);
+            }
+        }
         let recall = order.spec.recall;
         if recall == Recall::Never {
             return self.carry_out_with(order, &Memory::None);
@@ -142,13 +151,6 @@ impl LocalProvider {
 
     fn carry_out_with(&self, order: &Order, memory: &Memory) -> Result<Option<Box<InstanceRecord>>> {
         let store = &self.shared.store;
-        if let Origin::Snapshot(id) = &order.origin {
-            // Not for those who are refused anyway: it may take long.
-            self.fence(&order.instance.sandbox)?.admit_create(&order.mutation)?;
-            if store.bound_depth(id, order.spec.limits.disk_bytes).map_err(store_failed)? {
-                self.later(Chore::Collect);
-            }
-        }
         // Until there is a record that refers to them, this keeps the layers.
         let layers = store.lock_shared().map_err(unavailable(Path::new("the layer store")))?;
         match self.claim(order, memory)? {

@@ -23,7 +23,7 @@ use crate::ids::IdPool;
 use crate::layout::{InstanceDir, InstanceRecord, MemoryPlan};
 use crate::lock::lock_file;
 use crate::process;
-use crate::rootfs::IdRange;
+use crate::rootfs::{IdRange, Writable};
 use crate::runtime::{Kernel, PATH};
 use crate::shim::proto::{ShimReply, ShimRequest};
 use crate::store::snapshot::SnapshotFile;
@@ -40,6 +40,8 @@ const REASON_BYTES_MAX: u64 = 1024;
 
 /// Why the memory of some is not saved.
 const NO_NETWORK: &str = "its network cannot be kept: only the memory of sandboxes without one is saved";
+const NO_DISK: &str = "its disk is a filesystem in a file, which is another device afterwards: programs that remember the \
+     numbers of their files, like SQLite, would not write to them any more";
 
 /// How to have one.
 const REMEDY: &str = "`scripts/prepare criu` fetches a CRIU that leaves the system as it is; VIV_CRIU names one";
@@ -51,11 +53,16 @@ pub struct Criu {
     pub path: PathBuf,
     /// What it says of itself.
     pub version: String,
+    /// Why it could not bring memory back page by page as it is used; nothing where it could, and is not asked to.
+    pub not_lazy: Option<String>,
 }
 
 impl Criu {
-    /// What it is not used for here, for those who wonder.
-    pub const LIMITS: &str = "of sandboxes without a network; restored at once, never page by page as it is used";
+    /// What it does not do here, for those who wonder.
+    pub fn limits(&self) -> String {
+        let lazy = self.not_lazy.as_deref().unwrap_or("it is not asked to");
+        format!("of sandboxes without a network; restored at once, never page by page as it is used ({lazy})")
+    }
 }
 
 /// What the last look for one showed.
@@ -74,6 +81,7 @@ struct Shown {
     path: PathBuf,
     file: (u64, u64, i64, u64),
     version: String,
+    not_lazy: Option<String>,
 }
 
 /// The memory that an instance is to begin with.
@@ -138,32 +146,43 @@ impl LocalProvider {
         let is_program = |path: &PathBuf| {
             fs::metadata(path).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
         };
-        let Some(path) = candidates.iter().find(|path| is_program(path)) else {
-            let missing = match &self.shared.config.criu {
-                Some(path) => format!("there is no program {}", path.display()),
-                None => "there is no CRIU".to_owned(),
-            };
-            return Err(format!("{missing}: {REMEDY}"));
+        let mut failed = Vec::new();
+        for path in candidates.iter().filter(|path| is_program(path)) {
+            match self.tried_criu(path) {
+                Ok(found) => return Ok(found),
+                Err(why) => failed.push(why),
+            }
+        }
+        let why = match (&self.shared.config.criu, failed.is_empty()) {
+            (_, false) => failed.join("; "),
+            (Some(path), true) => format!("there is no program {}", path.display()),
+            (None, true) => "there is no CRIU".to_owned(),
         };
+        Err(format!("{why}: {REMEDY}"))
+    }
+
+    /// One that works, by what was found before or by trying.
+    fn tried_criu(&self, path: &PathBuf) -> std::result::Result<Criu, String> {
         let said = |error: io::Error| format!("{}: {error}", path.display());
         let (boot_id, file) = (process::boot_id().map_err(said)?, identity(path).map_err(said)?);
         let note = self.shared.data.host().join("criu.json");
         if let Ok(Some(shown)) = durable::read_json::<Shown>(&note)
             && (&shown.boot_id, &shown.path, &shown.file) == (&boot_id, path, &file)
         {
-            return Ok(Criu { path: path.clone(), version: shown.version });
+            return Ok(Criu { path: path.clone(), version: shown.version, not_lazy: shown.not_lazy });
         }
         let version = version(path).map_err(said)?;
-        self.try_criu(path)
-            .map_err(|why| format!("CRIU {version} ({}) does not work here: {why}. {REMEDY}", path.display()))?;
+        let not_lazy = self.try_criu(path);
+        let not_lazy =
+            not_lazy.map_err(|why| format!("CRIU {version} ({}) does not work here: {why}", path.display()))?;
         // Whoever cannot note it tries again.
-        let shown = Shown { boot_id, path: path.clone(), file, version: version.clone() };
+        let shown = Shown { boot_id, path: path.clone(), file, version: version.clone(), not_lazy: not_lazy.clone() };
         let _ = durable::replace_json_unsynced(&note, &shown);
-        Ok(Criu { path: path.clone(), version })
+        Ok(Criu { path: path.clone(), version, not_lazy })
     }
 
-    /// Has it save and bring back a small process.
-    fn try_criu(&self, path: &Path) -> std::result::Result<(), String> {
+    /// Has it save and bring back a small process; answers with why it cannot be lazy.
+    fn try_criu(&self, path: &Path) -> std::result::Result<Option<String>, String> {
         // A name that nobody has.
         let folder = self.shared.data.host().join(format!(".criu-probe-{}", crate::store::unique()));
         fs::create_dir(&folder).map_err(|error| error.to_string())?;
@@ -172,7 +191,7 @@ impl LocalProvider {
         let outcome = hear(&mut command).map_err(|error| error.to_string());
         let _ = fs::remove_dir_all(&folder);
         match outcome? {
-            (true, _) => Ok(()),
+            (true, said) => Ok(Some(said).filter(|said| !said.is_empty())),
             (false, said) if said.is_empty() => Err("the probe ended without a word".to_owned()),
             (false, said) => Err(said),
         }
@@ -195,9 +214,7 @@ impl LocalProvider {
             let record = this.need_record(&instance)?;
             let of_all = |what: String| Obstacle { what, pid: None, command: None, execution: None };
             let mut found: Vec<Obstacle> = this.criu().err().into_iter().map(of_all).collect();
-            if record.spec.network.egress != Egress::None {
-                found.push(of_all("its network, which cannot be kept".to_owned()));
-            }
+            found.extend(not_kept(&record).map(|why| of_all(why.to_owned())));
             let (Some(init), Some(cgroup)) = (init, this.cgroups(&record).v2()) else { return Ok(found) };
             let mountinfo = fs::read_to_string(format!("/proc/{init}/mountinfo")).map_err(unavailable(&cgroup))?;
             if let Err(why) = mounts::external(&mountinfo, &parts_of(&record)) {
@@ -228,8 +245,8 @@ impl LocalProvider {
                     return Ok(None);
                 }
                 let record = this.need_record(&asked)?;
-                if record.spec.network.egress != Egress::None {
-                    let why = NO_NETWORK.to_owned();
+                if let Some(why) = not_kept(&record) {
+                    let why = why.to_owned();
                     return Err(ProviderError::Unsupported { capability: Capability::SaveMemory, why });
                 }
                 let made = || {
@@ -270,8 +287,8 @@ impl LocalProvider {
     ) -> Result<ShimRequest> {
         let unsupported = |why| ProviderError::Unsupported { capability: Capability::SaveMemory, why };
         let criu = self.criu().map_err(unsupported)?;
-        if record.spec.network.egress != Egress::None {
-            return Err(unsupported(NO_NETWORK.to_owned()));
+        if let Some(why) = not_kept(record) {
+            return Err(unsupported(why.to_owned()));
         }
         let made = || {
             remove_if_there(memory.path())?;
@@ -392,6 +409,16 @@ impl LocalProvider {
     }
 }
 
+/// What an instance has that its memory is not saved with.
+fn not_kept(record: &InstanceRecord) -> Option<&'static str> {
+    let writable = record.made.as_ref().map(|made| &made.plan.writable);
+    match (&record.spec.network.egress, writable) {
+        (Egress::All, _) => Some(NO_NETWORK),
+        (Egress::None, Some(Writable::Disk(_))) => Some(NO_DISK),
+        (Egress::None, Some(Writable::Folder(_)) | None) => None,
+    }
+}
+
 /// Keeps what the agent shares with the host, while nothing runs.
 pub(super) fn keep_run(dir: &InstanceDir, memory: &MemoryDir) -> io::Result<()> {
     remove_if_there(&memory.run())?;
@@ -401,7 +428,7 @@ pub(super) fn keep_run(dir: &InstanceDir, memory: &MemoryDir) -> io::Result<()> 
     Ok(())
 }
 
-fn remove_if_there(folder: &Path) -> io::Result<()> {
+pub(super) fn remove_if_there(folder: &Path) -> io::Result<()> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         removed => removed,

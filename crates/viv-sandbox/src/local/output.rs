@@ -31,7 +31,7 @@ impl LocalProvider {
             }
         };
         let (provider, instance, execution) = (self.clone(), instance.clone(), execution.clone());
-        Ok(Box::new(Output { provider, instance, execution, offset, source }))
+        Ok(Box::new(Output { provider, instance, execution, offset, follow, source }))
     }
 
     async fn open_files(
@@ -57,6 +57,8 @@ struct Output {
     execution: ExecutionId,
     /// Where the next byte stands, so that reading can go on elsewhere.
     offset: u64,
+    /// Whether whoever reads stays until it ends.
+    follow: bool,
     source: Source,
 }
 
@@ -113,6 +115,10 @@ impl Output {
         if let InstanceState::Absent = how {
             return Err(ProviderError::Absent);
         }
+        if self.follow && how == InstanceState::Running {
+            // Connections are closed before a dump, and what runs goes on: that is no end. Whoever follows attaches again.
+            return Err(hung_up());
+        }
         match self.provider.open_files(&self.instance, &self.execution, self.offset, how.clone()).await {
             // A transient one is kept nowhere else.
             Err(ProviderError::NotFound { .. }) if how != InstanceState::Running => {
@@ -121,6 +127,11 @@ impl Output {
             opened => opened,
         }
     }
+}
+
+fn hung_up() -> ProviderError {
+    let source = std::io::Error::new(std::io::ErrorKind::ConnectionReset, "it hung up");
+    ProviderError::Unavailable { what: "the agent".to_owned(), source }
 }
 
 /// The next event; `None` when the agent hung up before the end.

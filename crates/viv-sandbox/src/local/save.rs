@@ -21,7 +21,7 @@ use viv_provider::{
 };
 
 use super::chores::Chore;
-use super::memory::keep_run;
+use super::memory::{keep_run, remove_if_there};
 use super::shim_client::Held;
 use super::{LocalProvider, Result, unavailable, within};
 use crate::checkpoint::MemoryDir;
@@ -136,6 +136,11 @@ impl LocalProvider {
             return Ok(known);
         }
         let (record, made) = self.record_to_save(instance)?;
+        let memory = MemoryDir::new(dir.memory());
+        if !request.memory {
+            // It was dumped and given up, and the files may need the room; what CRIU said stays.
+            remove_if_there(&memory.kept()).map_err(save_failed)?;
+        }
         // A create that failed may have been followed by another one of the same generation.
         if !pinned.is_still(&self.dir(&instance.sandbox)) {
             return Err(ProviderError::Absent);
@@ -154,7 +159,6 @@ impl LocalProvider {
             cost.flush_us = finished.flush_us;
             (finished.meta, true)
         };
-        let memory = MemoryDir::new(dir.memory());
         let memory_bytes =
             if request.memory { Some(self.finish_stopped_memory(dir, &record, &request.snapshot)?) } else { None };
         let put = || {

@@ -37,7 +37,7 @@ const AWAY_MS: u64 = 300_000;
 /// An agent that runs on after a dump is back after a second, when it accepts connections again; on a crowded machine later.
 const BACK_WITHIN: Duration = Duration::from_secs(30);
 
-/// A client that connected at the wrong moment makes a dump fail; hardly ever three times.
+/// Who was about to connect when it began makes a dump fail; hardly ever three times.
 const TRIES_MAX: u32 = 3;
 
 /// What the helper leaves when it did not come as far as CRIU.
@@ -112,6 +112,8 @@ impl Shim {
     }
 
     fn start_dump(&mut self, order: Order, tries: u32) -> io::Result<()> {
+        // Nobody of ours knocks from here on: a connection at the wrong moment is what CRIU cannot save.
+        File::create(self.dir.dumping())?;
         let log = File::options().append(true).create(true).open(self.dir.log())?;
         let parent = rustix::process::getpid();
         let pid = match fork(None)? {
@@ -166,6 +168,7 @@ impl Shim {
     pub(super) fn tend_checkpoint(&mut self) -> io::Result<Next> {
         let Some(checkpoint) = self.checkpoint.take() else { return Ok(Next::Go) };
         let (_, status) = waitpid(Some(checkpoint.helper.pid), WaitOptions::empty())?.ok_or(io::ErrorKind::NotFound)?;
+        let _ = fs::remove_file(self.dir.dumping());
         let Checkpoint { order, tries, .. } = checkpoint;
         let index = self.clients.saving();
         let why = if status.exit_status() == Some(0) {

@@ -80,6 +80,14 @@ pub(crate) fn leave_session_keyring() {
     unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, std::ptr::null::<libc::c_char>()) };
 }
 
+/// Whether this process may have a `userfaultfd`, as CRIU asks for one: for what the kernel does in its name too. It ends
+/// with the process.
+pub(crate) fn try_userfaultfd() -> io::Result<()> {
+    // SAFETY: the call takes flags alone.
+    let opened = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
+    if opened < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// Ends this process at once: no destructors, no exit handlers, which belong to the parent.
 pub(crate) fn exit_now(code: i32) -> ! {
     // SAFETY: _exit has no preconditions.

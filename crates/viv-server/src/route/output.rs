@@ -8,9 +8,9 @@ use viv_api::execution::{Execution, InputTaken, OutputAlive, OutputEnd, OutputLi
 use viv_api::header::{BYTES, NDJSON};
 use viv_api::path;
 use viv_api::query::{InputQuery, OfGeneration, OutputQuery};
-use viv_core::exec::OutputEvent;
+use viv_core::exec::{ExecState, ExecStatus, OutputEvent};
 use viv_core::execution::Execution as Row;
-use viv_core::{ExecutionId, Generation};
+use viv_core::{ExecutionId, Generation, SandboxId};
 use viv_engine::{EngineError, Handle};
 use viv_provider::{OutputStream, ProviderError};
 
@@ -56,13 +56,15 @@ async fn output(
     let clock = state.clone();
     let alive = move || line(&OutputLine::Alive(OutputAlive { alive_at_ms: clock.engine().now_ms() })).into();
     let every = state.bounds().heartbeat;
-    Ok(pieces(NDJSON, (every, alive), until_end, |out| told(state, target, query, source, out)))
+    Ok(pieces(NDJSON, (every, alive), until_end, |out| told(state, target, execution, query, source, out)))
 }
 
 /// Where an output comes from.
 enum Source {
     /// Nowhere yet.
     Queued(Row),
+    /// Nobody who could be asked now: it stands still with its sandbox.
+    Resting(Row),
     /// Who runs it, or what was kept of an instance that is still there.
     Handle { handle: Handle, source: Box<dyn OutputStream>, frozen: bool },
     /// What is kept of one whose instance is gone; nothing, if that is what there is.
@@ -84,7 +86,15 @@ async fn open(
                 return Ok(Source::Handle { handle, source, frozen });
             }
             Err(error @ EngineError::Provider(ProviderError::NotFound { .. } | ProviderError::Absent)) => error,
-            Err(error) => return Err(error.into()),
+            Err(error) => {
+                // Nobody inside answers while memory is saved. Who follows waits for it.
+                let row = state.engine().execution_row(handle.sandbox(), execution).await?;
+                let row = row.filter(|row| query.follow && query.search.is_none() && row.is_open());
+                return match row {
+                    Some(row) if state.engine().is_at_rest(&row.sandbox).await? => Ok(Source::Resting(row)),
+                    Some(_) | None => Err(error.into()),
+                };
+            }
         },
         Err(error @ EngineError::NotRunning { .. }) => error,
         Err(error) => return Err(error.into()),
@@ -129,33 +139,74 @@ pub(super) async fn begin(
     Ok(Younger::of(handle.attach(execution, offset, query.follow).await?, query.since_ms))
 }
 
-/// Hands on what comes, after what has to be waited for.
-async fn told(state: ServerState, target: Target, query: OutputQuery, source: Source, out: Pieces) {
-    let source = match source {
-        Source::Queued(row) if query.follow && query.search.is_none() => {
-            if let Err(error) = state.engine().wait_started(&row.sandbox, &row.id).await {
-                return tracing::debug!(component = "server", %error, "output broke off");
-            }
-            match open(&state, &target, None, &row.id, &query).await {
-                Ok(source) => source,
-                // The reader attaches again, and is told why.
-                Err(_) => return,
-            }
-        }
-        source => source,
-    };
-    match source {
-        Source::Queued(row) => give_row(&state, &row, &out).await,
-        Source::Handle { handle, source, frozen } => copied(state, handle, source, frozen, out).await,
-        Source::Row { row, mut source } => {
-            while let Ok(Some(event)) = source.next().await {
-                if out.give(line(&OutputLine::from_event(event, |_| show::recorded(&state, &row)))).await.is_err() {
+/// Hands on what comes, after what has to be waited for. What stands still, with its memory or frozen, has not ended: who
+/// follows it is told no end, and hears more when it goes on (X5).
+async fn told(
+    state: ServerState,
+    target: Target,
+    execution: ExecutionId,
+    mut query: OutputQuery,
+    mut source: Source,
+    out: Pieces,
+) {
+    let follows = query.follow && query.search.is_none();
+    let engine = state.engine();
+    loop {
+        let (sandbox, is_queued) = match source {
+            Source::Queued(row) | Source::Resting(row) if !follows => return give_row(&state, &row, &out).await,
+            Source::Queued(row) => (row.sandbox, true),
+            Source::Resting(row) => (row.sandbox, false),
+            Source::Handle { handle, source, frozen } => {
+                let copy = Copy { state: &state, handle: &handle, frozen, follows, out: &out };
+                if copy.is_told(source, &mut query).await {
                     return;
                 }
+                (handle.sandbox().clone(), false)
             }
-            give_row(&state, &row, &out).await;
+            Source::Row { row, mut source } => {
+                while let Ok(Some(event)) = source.next().await {
+                    go_on_after(&mut query, &event);
+                    if out.give(line(&OutputLine::from_event(event, |_| show::recorded(&state, &row)))).await.is_err() {
+                        return;
+                    }
+                }
+                if !follows || !row.is_open() {
+                    return give_row(&state, &row, &out).await;
+                }
+                (row.sandbox, false)
+            }
+        };
+        let goes_on = if is_queued {
+            engine.wait_started(&sandbox, &execution).await.map(|_| true)
+        } else {
+            engine.wait_awake(&sandbox, &execution).await
+        };
+        match goes_on {
+            Ok(true) => {}
+            // It broke off. The reader attaches again, and is told why.
+            Ok(false) => return,
+            Err(error) => return broke_off(&sandbox, &error),
         }
+        source = match open(&state, &target, None, &execution, &query).await {
+            Ok(source) => source,
+            // The same.
+            Err(_) => return,
+        };
     }
+}
+
+fn broke_off(sandbox: &SandboxId, error: &impl std::fmt::Display) {
+    tracing::debug!(component = "server", %sandbox, %error, "output broke off");
+}
+
+/// Whoever opens it again begins after this.
+fn go_on_after(query: &mut OutputQuery, event: &OutputEvent) {
+    let offset = match event {
+        OutputEvent::Chunk { offset, data, .. } => offset + data.len() as u64,
+        OutputEvent::Cut { to, .. } => *to,
+        OutputEvent::End(_) => return,
+    };
+    (query.offset, query.tail) = (Some(viv_api::bound::Offset::nearest(offset)), None);
 }
 
 /// The last line of an output that nobody runs.
@@ -165,31 +216,66 @@ async fn give_row(state: &ServerState, row: &Row, out: &Pieces) {
     let _ = out.give(line(&OutputLine::End(end))).await;
 }
 
-/// Hands on what comes. A source that fails ends the stream without its last line: the reader attaches again.
-async fn copied(state: ServerState, handle: Handle, mut source: Box<dyn OutputStream>, frozen: bool, out: Pieces) {
-    loop {
-        match source.next().await {
-            Ok(Some(event)) => {
-                let row = match &event {
-                    OutputEvent::End(status) => {
-                        handle.heard(status);
-                        let row = state.engine().execution_row(handle.sandbox(), &status.id).await;
-                        row.ok().flatten()
-                    }
-                    OutputEvent::Chunk { .. } | OutputEvent::Cut { .. } => None,
-                };
-                let end = |status| -> Execution {
-                    show::execution(&state, handle.sandbox(), handle.generation(), &status, frozen, row.as_ref())
-                };
-                if out.give(line(&OutputLine::from_event(event, end))).await.is_err() {
-                    return;
+/// From who runs it to who reads it.
+struct Copy<'a> {
+    state: &'a ServerState,
+    handle: &'a Handle,
+    frozen: bool,
+    follows: bool,
+    out: &'a Pieces,
+}
+
+impl Copy<'_> {
+    /// Hands on what comes. Whether there is nothing more to tell, or nobody to tell it to; else it stands still, or the
+    /// source failed, and the stream ends without its last line unless it goes on.
+    async fn is_told(&self, mut source: Box<dyn OutputStream>, query: &mut OutputQuery) -> bool {
+        loop {
+            let event = match source.next().await {
+                Ok(Some(event)) => event,
+                Ok(None) => return true,
+                Err(error) => {
+                    broke_off(self.handle.sandbox(), &error);
+                    return false;
                 }
+            };
+            go_on_after(query, &event);
+            let piece = match event {
+                OutputEvent::End(status) => {
+                    let end = self.end(&status).await;
+                    if self.follows && !end.state.is_final() {
+                        return false;
+                    }
+                    OutputLine::End(OutputEnd { end: Box::new(end) })
+                }
+                chunk @ (OutputEvent::Chunk { .. } | OutputEvent::Cut { .. }) => {
+                    OutputLine::from_event(chunk, |_| unreachable!("it is no end"))
+                }
+            };
+            if self.out.give(line(&piece)).await.is_err() {
+                return true;
             }
-            Ok(None) => return,
-            Err(error) => {
-                tracing::debug!(component = "server", sandbox = %handle.sandbox(), %error, "output broke off");
-                return;
-            }
+        }
+    }
+
+    /// An end as it is known. Who ran it does not know what the record does: that it goes on with its memory, or that it
+    /// does not (X5).
+    async fn end(&self, status: &ExecStatus) -> Execution {
+        let Self { state, handle, frozen, .. } = self;
+        handle.heard(status);
+        let row = state.engine().execution_row(handle.sandbox(), &status.id).await.ok().flatten();
+        let recorded = row.as_ref().filter(|row| match status.state {
+            ExecState::Running | ExecState::Suspended => !row.is_open(),
+            ExecState::Lost { .. } => row.status().is_some_and(|status| status.state == ExecState::Suspended),
+            ExecState::Exited { .. }
+            | ExecState::Signalled { .. }
+            | ExecState::OomKilled
+            | ExecState::Failed { .. }
+            | ExecState::Cancelled
+            | ExecState::TimedOut => false,
+        });
+        match recorded {
+            Some(row) => show::recorded(state, row),
+            None => show::execution(state, handle.sandbox(), handle.generation(), status, *frozen, row.as_ref()),
         }
     }
 }

@@ -5,14 +5,17 @@ use std::thread;
 use std::time::Duration;
 
 use viv_api::ErrorCode;
-use viv_api::bound::SandboxRef;
 use viv_api::client::{Client, ClientError, ExecutionHandle};
 use viv_api::execution::Execution;
+
+use super::session;
 
 /// As much as is given at once.
 const PIECE_BYTES: usize = 64 << 10;
 /// Between two tries, when a command does not read or the daemon is away.
 const PAUSE: Duration = Duration::from_millis(50);
+/// Between two looks at one that stands still, for however long that is.
+const REST_PAUSE: Duration = Duration::from_millis(500);
 /// How often an unreachable daemon is tried: half a minute, in which it can have started again.
 const TRIES_MAX: u32 = 600;
 
@@ -20,8 +23,7 @@ const TRIES_MAX: u32 = 600;
 pub(super) fn start(client: &Client, execution: &Execution) {
     let (client, execution) = (client.clone(), execution.clone());
     thread::spawn(move || {
-        let handle = client.sandbox(SandboxRef::from(&execution.sandbox)).at(execution.generation);
-        if let Err(error) = feed(&handle.execution(execution.id), execution.stdin_bytes, &mut io::stdin()) {
+        if let Err(error) = feed(&session::of(&client, &execution), execution.stdin_bytes, &mut io::stdin()) {
             eprintln!("viv: input could not be passed on: {error}\r");
         }
     });
@@ -32,7 +34,7 @@ fn feed(handle: &ExecutionHandle<'_>, mut offset: u64, from: &mut impl Read) -> 
     loop {
         let count = from.read(&mut buffer)?;
         if count == 0 {
-            return match patiently(|| handle.close_input()) {
+            return match patiently(handle, || handle.close_input()) {
                 Ok(()) => Ok(()),
                 Err(error) if is_over(&error) => Ok(()),
                 Err(error) => Err(error.into()),
@@ -41,7 +43,7 @@ fn feed(handle: &ExecutionHandle<'_>, mut offset: u64, from: &mut impl Read) -> 
         let mut piece = &buffer[..count];
         while !piece.is_empty() {
             // Bytes that were taken before are not taken again, so this may be repeated.
-            let taken = match patiently(|| handle.input(offset, piece)) {
+            let taken = match patiently(handle, || handle.input(offset, piece)) {
                 Ok(taken) => taken.stdin_bytes.saturating_sub(offset).min(piece.len() as u64),
                 Err(error) if is_over(&error) => return Ok(()),
                 Err(error) => return Err(error.into()),
@@ -55,22 +57,34 @@ fn feed(handle: &ExecutionHandle<'_>, mut offset: u64, from: &mut impl Read) -> 
     }
 }
 
-/// Tries again while the daemon is away.
-fn patiently<T>(mut ask: impl FnMut() -> Result<T, ClientError>) -> Result<T, ClientError> {
+/// Tries again while the daemon is away, and for as long as the command stands still with its sandbox.
+fn patiently<T>(
+    handle: &ExecutionHandle<'_>,
+    mut ask: impl FnMut() -> Result<T, ClientError>,
+) -> Result<T, ClientError> {
     let mut tries = 0;
     loop {
         match ask() {
-            Err(ClientError::Transport { .. }) if tries < TRIES_MAX => {
+            // It is away, or asks to be asked again.
+            Err(error) if error.passes() && tries < TRIES_MAX => {
                 tries += 1;
                 thread::sleep(PAUSE);
             }
-            // It asks to be asked again.
-            Err(error) if matches!(error.code(), Some(ErrorCode::TooManyRequests)) && tries < TRIES_MAX => {
-                tries += 1;
-                thread::sleep(PAUSE);
+            Err(error) if error.code() == Some(ErrorCode::NotRunning) && stands_still(handle) => {
+                tries = 0;
+                thread::sleep(REST_PAUSE);
             }
             answer => return answer,
         }
+    }
+}
+
+/// Whether it goes on some day: saved with its memory, or frozen.
+fn stands_still(handle: &ExecutionHandle<'_>) -> bool {
+    match handle.get() {
+        Ok(execution) => !execution.state.is_final(),
+        // Nothing is known of it yet.
+        Err(error) => error.passes(),
     }
 }
 

@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 
 use tokio::signal::unix::{SignalKind, signal};
-use viv_api::bound::{SandboxRef, Signal};
+use viv_api::bound::Signal;
 use viv_api::client::Client;
 use viv_api::execution::Execution;
 
-use super::terminal;
+use super::{session, terminal};
 use crate::fail::SIGNAL_BASE;
 
 /// What a request to stop means.
@@ -129,8 +129,7 @@ impl Interrupts {
 
     fn pass_on(&self, signal: u8) {
         let Some(Command { execution, .. }) = self.command().clone() else { return };
-        let handle = self.shared.client.sandbox(SandboxRef::from(&execution.sandbox)).at(execution.generation);
-        let handle = handle.execution(execution.id.clone());
+        let handle = session::of(&self.shared.client, &execution);
         let told = match self.shared.policy {
             Policy::Pass => handle.signal(Signal::nearest(signal.into())),
             Policy::Cancel => handle.cancel().map(drop),
@@ -143,9 +142,8 @@ impl Interrupts {
 
     fn resize(&self) {
         let Some(Command { execution, tty: true }) = self.command().clone() else { return };
-        let handle = self.shared.client.sandbox(SandboxRef::from(&execution.sandbox)).at(execution.generation);
         // The next change of size tries again; a wrong size is no reason to end anything.
-        let _ = handle.execution(execution.id).resize(terminal::size());
+        let _ = session::of(&self.shared.client, &execution).resize(terminal::size());
     }
 }
 

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use viv_api::bound::{MomentMs, SandboxRef, SearchText, TailLines};
-use viv_api::client::{Client, SandboxHandle};
+use viv_api::client::{Client, ExecutionHandle};
 use viv_api::execution::{Execution, ExecutionState, OutputLine, OutputStream};
 
 use super::interrupt::Interrupts;
@@ -80,32 +80,21 @@ pub(super) fn exit(code: u8) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Its sandbox, at its instance while it is in one: what waits may start in another, and what ended is kept for longer.
-fn of<'c>(client: &'c Client, execution: &Execution) -> SandboxHandle<'c> {
-    let handle = client.sandbox(SandboxRef::from(&execution.sandbox));
-    match execution.state {
-        ExecutionState::Running | ExecutionState::Suspended => handle.at(execution.generation),
-        ExecutionState::Queued
-        | ExecutionState::Exited
-        | ExecutionState::Signalled
-        | ExecutionState::OomKilled
-        | ExecutionState::Failed
-        | ExecutionState::Cancelled
-        | ExecutionState::TimedOut
-        | ExecutionState::Lost => handle,
-    }
+/// Itself, in whichever instance: its id is nobody else's, what waits may start in another one, and what was saved with
+/// its memory goes on in the next (X5).
+pub(super) fn of<'c>(client: &'c Client, execution: &Execution) -> ExecutionHandle<'c> {
+    client.sandbox(SandboxRef::from(&execution.sandbox)).execution(execution.id.clone())
 }
 
 /// Ends a command; that it ended already is as good.
 pub(super) fn cancel(client: &Client, execution: &Execution) {
-    let handle = of(client, execution);
-    if let Err(error) = handle.execution(execution.id.clone()).cancel() {
+    if let Err(error) = of(client, execution).cancel() {
         eprintln!("viv: {} could not be cancelled: {error}", execution.id);
     }
 }
 
 fn show(daemon: &Daemon, execution: &Execution, how: &How) -> anyhow::Result<Execution> {
-    let handle = of(&daemon.client, execution).execution(execution.id.clone());
+    let handle = of(&daemon.client, execution);
     let output = match &how.begin {
         Begin::Offset(offset) if how.follow => handle.follow(*offset),
         Begin::Offset(offset) => handle.output(*offset),

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use support::Ground;
+use support::restart::instance_folder;
 
 use super::*;
 
@@ -131,6 +132,43 @@ fn l13_a_criu_killed_in_the_middle_of_a_fork_leaves_what_runs_as_it_was() {
     assert_counts(&until_more(daemon, id, &holder, before.len() + 300));
     daemon.remove(id);
     daemon.assert_nothing_left();
+}
+
+#[test]
+fn j4_a_daemon_killed_between_a_dump_and_its_record_goes_on() {
+    let Some(criu) = criu() else { return };
+    let mut staged = Staged::new(&criu);
+    let (made, execution) = staged.busy();
+    let id = &made.id;
+    // So much that packing it takes a while.
+    let holder = start(&staged.daemon, id, &["python3", "-u", "-c", &HOLD.replace("* 24", "* 160")]).id;
+    until_more(&staged.daemon, id, &holder, 0);
+    let place = staged.daemon.provider_folder().join("memory");
+    let recorded = || {
+        let all = fs::read_dir(&place).unwrap();
+        all.map(|entry| entry.unwrap().file_name()).collect::<std::collections::BTreeSet<_>>()
+    };
+    for _ in 0..TRIES_MAX {
+        let before = recorded();
+        staged.begin_stop(id);
+        let dumped = instance_folder(&staged.daemon, id).join("memory/kept/dump.json");
+        eventually_within(PATIENCE, "it is dumped", || dumped.exists());
+        staged.daemon.kill();
+        let is_between = recorded() == before;
+        staged.daemon.restart();
+        let saved = staged.daemon.wait_for(id, "it is saved", |now| now.status == Status::Hibernated);
+        assert_eq!(memory(&saved), (MemoryState::Kept, String::new()));
+        let back = ensure(&staged.daemon, id);
+        assert_eq!(memory(&back), (MemoryState::Restored, String::new()));
+        let before = written(&staged.daemon, id, &holder);
+        assert_counts(&until_more(&staged.daemon, id, &holder, before.len() + 200));
+        assert_eq!(state(&staged.daemon, id, &execution).0, ExecutionState::Running);
+        if is_between {
+            staged.daemon.remove(id);
+            return staged.daemon.assert_nothing_left();
+        }
+    }
+    panic!("it was never killed in between");
 }
 
 #[test]

@@ -63,8 +63,13 @@ impl Ground {
 
     /// Layers in a btrfs pool of this ground's own.
     pub fn on_btrfs() -> Self {
+        Self::on_btrfs_with(|_| ())
+    }
+
+    pub fn on_btrfs_with(change: impl FnOnce(&mut LocalConfig)) -> Self {
         Self::with(|config| {
             config.store = StoreConfig { driver: Some(DriverKind::Btrfs), pool_bytes: Some(POOL_BYTES) };
+            change(config);
         })
     }
 

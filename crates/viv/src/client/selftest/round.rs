@@ -1,6 +1,8 @@
 //! One round: what is done, and what must be so then.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use viv_api::bound::{LabelFilter, LabelKey, LabelValue, Labels, LifetimeMs, Path, SandboxName};
@@ -20,6 +22,18 @@ const NAME: &str = "file";
 
 /// Large enough that it takes several pieces on the way, small enough to be read back by a command's output.
 const CONTENT_BYTES: usize = 64 << 10;
+
+/// Counts in its memory.
+const COUNT: &str = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.1; done";
+
+/// How long it may take for its next number, on a crowded machine.
+const COUNTS_WITHIN: Duration = Duration::from_secs(60);
+
+/// Between two looks at it.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// What a daemon calls it when it can save memory.
+const SAVE_MEMORY: &str = "save_memory";
 
 /// What is left of a round whose client was killed does not live longer than this.
 const LIFETIME_MS: u64 = 15 * 60 * 1000;
@@ -76,10 +90,13 @@ impl<'a> Round<'a> {
         telling.step("thaw", || self.thaw(id, made.generation))?;
         let snapshot = telling.step("snapshot", || self.snapshot(id))?;
         telling.step("change", || self.change(id))?;
-        let runs = self.patient.start(id, &["sleep", "100000"])?;
+        let runs = self.patient.start(id, &["sh", "-c", COUNT])?;
         let stopped = telling.step("hibernate", || self.hibernate(id, &runs))?;
         telling.step("resume", || self.resume(id, &stopped, &runs))?;
         self.look(telling, id)?;
+        if is_kept(&stopped) {
+            telling.step("fork with memory", || self.fork_memory(id, &runs))?;
+        }
         let (forked, fork_content) = telling.step("fork", || self.fork(id, &snapshot))?;
         telling.step("rollback", || self.rollback(id, &snapshot))?;
         self.look(telling, id)?;
@@ -227,6 +244,8 @@ impl<'a> Round<'a> {
 
     /// What runs is suspended if its memory was saved, and lost if not (X5).
     fn hibernate(&self, id: &SandboxId, runs: &ExecutionId) -> Step<Sandbox> {
+        // Something has to be in its memory.
+        self.goes_on(id, runs, "")?;
         let stopped = self.patient.hibernate(id)?;
         ensure!(stopped.phase == Phase::Hibernated, "{id} is {}", stopped.status);
         ensure!(self.patient.is_refused(id)?, "a command runs in what is hibernated");
@@ -235,8 +254,11 @@ impl<'a> Round<'a> {
         let (wanted, said) = match (memory.state, &memory.why) {
             (MemoryState::Kept, _) => (ExecutionState::Suspended, "with its memory".to_owned()),
             (state, why) => {
+                let why = why.as_deref().unwrap_or("nobody says why");
                 ensure!(state == MemoryState::NotSaved, "its memory is {state:?}");
-                (ExecutionState::Lost, format!("without its memory: {}", why.as_deref().unwrap_or("nobody says why")))
+                // What is declared is kept, or is not to be declared (P6).
+                ensure!(!self.patient.can(SAVE_MEMORY)?, "the daemon says that it saves memory, and did not: {why}");
+                (ExecutionState::Lost, format!("without its memory: {why}"))
             }
         };
         let is = self.patient.execution(id, runs)?.state;
@@ -248,11 +270,43 @@ impl<'a> Round<'a> {
     fn resume(&mut self, id: &SandboxId, before: &Sandbox, runs: &ExecutionId) -> Step<()> {
         self.patient.resume(id)?;
         let now = self.ready(id, before.generation.next())?;
-        if before.memory.as_ref().is_some_and(|memory| memory.state == MemoryState::Kept) {
+        if is_kept(before) {
             let is = self.patient.execution(id, runs)?.state;
             ensure!(is == ExecutionState::Running, "what was suspended is {is:?}");
+            let said = self.patient.said(id, runs)?;
+            self.goes_on(id, runs, &said)?;
         }
         Ok(((), format!("generation {}", now.generation)))
+    }
+
+    /// Another sandbox in which what runs goes on from here.
+    fn fork_memory(&mut self, id: &SandboxId, runs: &ExecutionId) -> Step<()> {
+        let label: LabelFilter = format!("{LABEL}-memory={}", self.mark).parse()?;
+        let said = self.patient.said(id, runs)?;
+        let forked = self.patient.fork_memory(id, &label)?.id;
+        self.made.insert(0, forked.clone());
+        self.ready(&forked, Generation::FIRST)?;
+        self.goes_on(&forked, &runs.copied_into(&forked), &said)?;
+        self.goes_on(id, runs, &said)?;
+        let said = forked.to_string();
+        Ok(((), said))
+    }
+
+    /// What counts says the next numbers after what it has said, and leaves none out.
+    fn goes_on(&self, id: &SandboxId, counter: &ExecutionId, before: &str) -> anyhow::Result<()> {
+        let until = Instant::now() + COUNTS_WITHIN;
+        loop {
+            let said = self.patient.said(id, counter)?;
+            let whole = said.rfind('\n').map_or("", |end| &said[..end]);
+            let wrong = whole.lines().zip(1_u64..).find(|(line, number)| *line != number.to_string());
+            ensure!(wrong.is_none(), "{counter} counts wrong: {wrong:?}");
+            ensure!(said.starts_with(before), "{counter} does not say any more what it said");
+            if said.len() > before.len() {
+                return Ok(());
+            }
+            ensure!(Instant::now() < until, "{counter} says nothing more within {COUNTS_WITHIN:?}");
+            thread::sleep(LOOK_EVERY);
+        }
     }
 
     fn delete(&self) -> Step<()> {
@@ -306,4 +360,8 @@ fn random(count: usize) -> anyhow::Result<Vec<u8>> {
         filled += rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())?;
     }
     Ok(bytes)
+}
+
+fn is_kept(sandbox: &Sandbox) -> bool {
+    sandbox.memory.as_ref().is_some_and(|memory| memory.state == MemoryState::Kept)
 }

@@ -13,7 +13,7 @@ use viv_api::execution::{Execution, ExecutionState, OutputLine, StartExecution, 
 use viv_api::file::FileListing;
 use viv_api::query::{ListSandboxes, ReadFile, WriteFile};
 use viv_api::sandbox::{CreateSandbox, EnsureSandbox, RestSandbox, Sandbox};
-use viv_api::snapshot::{CreateSnapshot, Fork, RollbackSandbox, Snapshot, SnapshotState};
+use viv_api::snapshot::{CreateSnapshot, Fork, Forked, RollbackSandbox, Snapshot, SnapshotState};
 use viv_core::{ExecutionId, SandboxId, SnapshotId};
 
 use super::patient::Patient;
@@ -120,13 +120,30 @@ impl Patient<'_> {
     pub(crate) fn fork(&self, snapshot: &SnapshotId, label: &LabelFilter) -> anyhow::Result<Sandbox> {
         let labels = Labels::new([(label.key.clone(), label.value.clone())].into()).map_err(wrong)?;
         let request = Fork { labels, wait_ms: wait(), ..Fork::default() };
+        self.forked(label, |client| client.fork_snapshot(snapshot, &request, None))
+    }
+
+    /// The same of what runs, with its memory.
+    pub(crate) fn fork_memory(&self, id: &SandboxId, label: &LabelFilter) -> anyhow::Result<Sandbox> {
+        let labels = Labels::new([(label.key.clone(), label.value.clone())].into()).map_err(wrong)?;
+        let request = Fork { labels, wait_ms: wait(), memory: true, ..Fork::default() };
+        self.forked(label, |client| client.sandbox(SandboxRef::from(id)).fork(&request, None))
+    }
+
+    fn forked(&self, label: &LabelFilter, fork: impl Fn(&Client) -> Asked<Forked>) -> anyhow::Result<Sandbox> {
         let query = ListSandboxes { label: vec![label.clone()], ..ListSandboxes::default() };
         let forked = self.ask(|client| match client.list_all(query.clone()).next() {
             Some(before) => before.map(Some),
-            None => client.fork_snapshot(snapshot, &request, None).map(|made| made.sandboxes.into_iter().next()),
+            None => fork(client).map(|made| made.sandboxes.into_iter().next()),
         })?;
         let forked = forked.context("a fork made nothing")?;
         self.resume(&forked.id)
+    }
+
+    /// Whether the daemon says that it can do this.
+    pub(crate) fn can(&self, capability: &str) -> Asked<bool> {
+        let doctor = self.ask(Client::doctor)?;
+        Ok(doctor.capabilities.iter().any(|one| one.name == capability && one.has))
     }
 
     pub(crate) fn delete(&self, id: &SandboxId) -> anyhow::Result<Sandbox> {
@@ -196,6 +213,21 @@ impl Patient<'_> {
 
     pub(crate) fn execution(&self, id: &SandboxId, execution: &ExecutionId) -> Asked<Execution> {
         self.about(id, |sandbox| sandbox.execution(execution.clone()).get())
+    }
+
+    /// What one has said so far.
+    pub(crate) fn said(&self, id: &SandboxId, execution: &ExecutionId) -> anyhow::Result<String> {
+        let said = self.about(id, |sandbox| {
+            let mut said = Vec::new();
+            for line in sandbox.execution(execution.clone()).output(0) {
+                match line? {
+                    OutputLine::Chunk(chunk) => said.extend(chunk.data().unwrap_or_default()),
+                    OutputLine::Cut(_) | OutputLine::End(_) | OutputLine::Alive(_) => {}
+                }
+            }
+            Ok(said)
+        })?;
+        String::from_utf8(said).context("it said something that is no text")
     }
 
     /// Whether a command is refused because it does not run.
