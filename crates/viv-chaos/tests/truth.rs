@@ -81,7 +81,9 @@ fn j7_many_that_hang_hold_up_nobody_else() {
             hanging.push(place.ready(86_400_000).await);
         }
         let other = place.ready(86_400_000).await;
-        hanging.iter().for_each(|id| place.provider.damage(id, Some(Damage::Hangs)));
+        for id in &hanging {
+            place.provider.damage(id, Some(Damage::Hangs));
+        }
         tokio::time::sleep(Duration::from_secs(40)).await;
         // Everything is stale, and all of it is read: the well one last.
         let query = ListQuery { limit: 500, ..ListQuery::default() };
