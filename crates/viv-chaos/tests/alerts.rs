@@ -177,7 +177,7 @@ fn o5_l8_what_cannot_be_ended_is_an_alert_until_it_is() {
         place.until_fires("stop_failures_high", true, LATER).await;
         assert_eq!(place.record(&id).await.phase.name(), PhaseName::Stopping, "it stays so (L8)");
         let named = place.engine.alerts().into_iter().find(|alert| alert.rule.name == "kill_failed").unwrap().sandboxes;
-        assert_eq!(named, [id.clone()], "it is said whom to look at");
+        assert_eq!(named, std::slice::from_ref(&id), "it is said whom to look at");
         let diagnosis = place.engine.diagnose(&Project::default(), &Which::Id(id.clone())).await.unwrap();
         assert!(diagnosis.remarks.iter().any(|remark| remark.code == "kill_failed"), "{:?}", diagnosis.remarks);
         orders.forget();
@@ -200,7 +200,7 @@ fn o5_l10_saves_that_fail_are_failed_stops() {
         place.until_fires("save_failed", true, LATER).await;
         place.until_fires("stop_failures_high", true, LATER).await;
         let named = place.engine.alerts().into_iter().find(|alert| alert.rule.name == "save_failed").unwrap().sandboxes;
-        assert_eq!(named, [id.clone()], "it is said whom to look at");
+        assert_eq!(named, std::slice::from_ref(&id), "it is said whom to look at");
         orders.forget();
         place.engine.retry_save(&id, by()).await.unwrap();
         place.engine.wait_settled(&id, LATER).await.unwrap();

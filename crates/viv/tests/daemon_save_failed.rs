@@ -199,7 +199,9 @@ impl Stage {
         eventually_within(PATIENCE, "an alert fires", || {
             let all = self.daemon.client().alerts().unwrap().items;
             let firing = all.iter().find(|alert| alert.name == "save_failed" && alert.state == AlertState::Firing);
-            firing.is_some_and(|alert| alert.command.starts_with("viv ") && alert.sandboxes == [self.id.clone()])
+            firing.is_some_and(|alert| {
+                alert.command.starts_with("viv ") && alert.sandboxes == std::slice::from_ref(&self.id)
+            })
         });
     }
 

@@ -10,6 +10,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
@@ -587,10 +588,12 @@ fn j1_nothing_that_is_being_made_or_saved_is_collected_however_often_it_is_looke
             support::restart::settled(&client, &kept.id);
         };
         let living: Vec<_> = (0..2).map(|number| scope.spawn(move || live(number))).collect();
-        let lived: Vec<_> = living.into_iter().map(|one| one.join()).collect();
+        let lived: Vec<_> = living.into_iter().map(ScopedJoinHandle::join).collect();
         is_over.store(true, Ordering::SeqCst);
         let reconciled = reconciling.join().unwrap();
-        lived.into_iter().for_each(|one| one.unwrap());
+        for one in lived {
+            one.unwrap();
+        }
         reconciled
     });
     assert!(runs >= ROUNDS, "they ran beside: {runs}");
