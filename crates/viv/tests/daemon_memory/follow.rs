@@ -29,9 +29,11 @@ const FOLLOWERS: usize = 20;
 #[test]
 fn x5_who_follows_stays_over_a_hibernation_and_a_fork() {
     let Some(criu) = criu() else { return };
-    let daemon = Daemon::start_with(&["--criu", criu.to_str().unwrap()]);
-    let made = daemon.create_from(&request("box", &json!({})));
-    let (daemon, id) = (&daemon, &made.id);
+    let staged = Staged::new(&criu);
+    // As on a crowded machine: everybody has come back before it begins, if he can.
+    staged.when("dump", "sleep 2");
+    let made = staged.daemon.create_from(&request("box", &json!({})));
+    let (daemon, id) = (&staged.daemon, &made.id);
     let mut viv = daemon.viv();
     viv.args(["exec", "--interactive", "--timeout", "none", "box", "--", "python3", "-u", "-c", WORK]);
     let mut viv = viv.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
