@@ -4,8 +4,9 @@
 
 mod support;
 
+use std::fmt::Write as _;
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -74,7 +75,7 @@ fn the_lines_of_the_readme_work_as_they_stand() {
     let mut script = "shopt -s expand_aliases\n".to_owned();
     for line in &lines {
         let line = line.replace("target/release/viv", &viv_binary().display().to_string());
-        script.push_str(&format!("{line}\necho \"{MARK} $?\"\n"));
+        write!(script, "{line}\necho \"{MARK} $?\"\n").unwrap();
     }
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("lines.sh");
@@ -215,7 +216,7 @@ fn o9_a_gate_that_is_switched_is_said_shown_and_journaled() {
     assert!(said.contains("gate breaker: off (environment)") && !said.contains("quota"), "{said}");
     let none = serde_json::json!({});
     let off = ("breaker".to_owned(), 0, none.clone(), "environment".to_owned());
-    assert_eq!(switched(&daemon), [off.clone()]);
+    assert_eq!(switched(&daemon), std::slice::from_ref(&off));
     // Read again: it is off for one project alone, and that is no change of its percentage.
     daemon.configure("[gates]\nquota = { projects = { test = 0 } }\n");
     kill(daemon.pid(), Signal::HUP);
@@ -302,7 +303,8 @@ async fn a_backup_is_complete_while_others_write() {
         let before: Vec<_> = (0..5).map(key).collect();
         let over = AtomicBool::new(false);
         thread::scope(|scope| {
-            scope.spawn(|| (5..).take_while(|_| !over.load(Ordering::Relaxed)).map(key).last());
+            // More than are made meanwhile, and an end also when something goes wrong.
+            scope.spawn(|| (5..1_000).take_while(|_| !over.load(Ordering::Relaxed)).map(key).last());
             for _ in 0..3 {
                 let told = json(&daemon, &["backup", &copy.display().to_string()]);
                 assert_eq!(told["size_bytes"].as_u64(), Some(fs::metadata(&copy).unwrap().len()));
@@ -317,7 +319,7 @@ async fn a_backup_is_complete_while_others_write() {
     let (sandbox, keys) = acknowledged;
     let store = SqliteStore::open(&copy).unwrap();
     assert_eq!(store.list(&ListQuery { limit: 10, ..ListQuery::default() }).await.unwrap().items[0].id, sandbox);
-    let copied: Vec<String> = store.keys().await.unwrap().into_iter().map(|key| key.id.to_string()).collect();
+    let copied: Vec<String> = store.keys().await.unwrap().into_iter().map(|key| key.id).collect();
     for key in keys {
         assert!(copied.contains(&key.to_string()), "{key} was acknowledged before");
     }
