@@ -132,11 +132,14 @@ fn o5_prometheus_scrapes_a_daemon_fires_and_resolves() {
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     let made: serde_json::Value = serde_json::from_slice(&made.stdout).unwrap();
     fs::write(at("key"), made["secret"].as_str().unwrap()).unwrap();
-    // Our rules as they are, but for how long they wait.
+    // Our rules as they are, but for how long they wait and go on.
     let rules = fs::read_to_string(deploy().join("prometheus/viv.rules.yml")).unwrap();
     let rules: Vec<String> = rules
         .lines()
-        .map(|line| if line.trim_start().starts_with("for: ") { "        for: 1s".to_owned() } else { line.to_owned() })
+        .map(|line| match line.trim_start().split_once(": ") {
+            Some((word @ ("for" | "keep_firing_for"), _)) => format!("        {word}: 1s"),
+            Some(_) | None => line.to_owned(),
+        })
         .collect();
     fs::write(at("viv.rules.yml"), rules.join("\n")).unwrap();
     let target = url(&daemon).trim_start_matches("http://").to_owned();
