@@ -12,7 +12,8 @@ use viv_chaos::Damage;
 use viv_core::SandboxId;
 use viv_core::exec::{ExecSpec, ExecState};
 use viv_core::lifecycle::{Desired, EntryKind, PhaseName, Status};
-use viv_core::spec::{Policy, Project};
+use viv_core::service::{Readiness, Restart, RestartPolicy, ServiceSpec};
+use viv_core::spec::{Policy, Project, SandboxSpec};
 use viv_core::task::{NewTask, Task, TaskLimits, TaskState};
 use viv_engine::{ContinueTask, CreateRequest, CreateTask, EngineError, Which};
 use viv_provider::conformance::program::Program;
@@ -177,4 +178,36 @@ fn k2_a_task_is_not_over_while_its_sandbox_may_be_there() {
             assert!(all.iter().all(|one| one.state != ExecState::Running), "{all:?}");
         });
     }
+}
+
+/// Seed 19579: the next daemon asked an agent that hung when its services end, waited for that answer for ever, and heard
+/// of no end once the agent was mended.
+#[test]
+fn l14_the_end_of_a_service_is_heard_after_its_agent_hung() {
+    paused(async {
+        let place = place().await;
+        let service = ServiceSpec {
+            name: "web".parse().unwrap(),
+            argv: Program::Sleep { seconds: 300 }.argv(),
+            env: BTreeMap::new(),
+            cwd: None,
+            user: None,
+            ready: Readiness::Runs { ms: 0 },
+            ready_within_ms: 30_000,
+            restart: Restart { policy: RestartPolicy::Always, times_max: 5, backoff_ms: 500 },
+            nudge: None,
+        };
+        let spec = SandboxSpec { services: vec![service.clone()], ..persistent().spec };
+        let id = place.made(CreateRequest { spec, ..persistent() }).await;
+        let first = place.record(&id).await.services[&service.name].execution.clone();
+        place.provider.damage(&id, Some(Damage::Hangs));
+        let place = place.restart().await;
+        tokio::time::sleep(MINUTE).await;
+        place.provider.damage(&id, None);
+        // Nobody looks at it: whoever reads would have it probed.
+        tokio::time::sleep(6 * MINUTE).await;
+        let record = place.record(&id).await;
+        assert_eq!(record.phase.name(), PhaseName::Ready);
+        assert_ne!(record.services[&service.name].execution, first, "it ended minutes ago, and was not started again");
+    });
 }

@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::task::JoinSet;
-use viv_core::exec::OutputEvent;
 use viv_core::lifecycle::{Check, Event, Finding, Phase, Sandbox, ServiceCheck};
 use viv_core::spec::ServiceName;
 use viv_core::{ExecutionId, SandboxId};
@@ -18,9 +17,6 @@ use crate::serve::how_it_ended;
 
 /// How long to wait before listening again to who hung up; it doubles up to the second one.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
-
-/// Past the end of any output: what is heard then is the end alone.
-const PAST_ALL_OUTPUT: u64 = u64::MAX;
 
 /// Which executions are listened to, and by which tasks.
 type Listening = BTreeMap<SandboxId, (Vec<ExecutionId>, JoinSet<()>)>;
@@ -54,8 +50,12 @@ impl Inner {
         }
         let executions: Vec<ExecutionId> = sandbox.services.values().map(|run| run.execution.clone()).collect();
         let mut listening = self.listeners.lock();
-        if listening.get(&sandbox.id).is_some_and(|(known, tasks)| *known == executions && !tasks.is_empty()) {
-            return;
+        if let Some((known, tasks)) = listening.get_mut(&sandbox.id) {
+            // Who has heard an end listens no more.
+            while tasks.try_join_next().is_some() {}
+            if *known == executions && tasks.len() == executions.len() {
+                return;
+            }
         }
         let mut tasks = JoinSet::new();
         let instance = InstanceRef { sandbox: sandbox.id.clone(), generation: sandbox.generation };
@@ -70,14 +70,12 @@ impl Inner {
 async fn hear(inner: Arc<Inner>, instance: InstanceRef, service: ServiceName, execution: ExecutionId) {
     let mut pause = PAUSE.0;
     let how = loop {
-        match end_of(&inner, &instance, &execution).await {
-            Ok(Some(how)) => break how,
+        match inner.end_of(&instance, &execution).await {
+            Ok(Some(status)) => break how_it_ended(&status.state).0,
             // The instance ended, which is heard by who waits for that.
-            Err(ProviderError::Absent | ProviderError::StaleGeneration { .. } | ProviderError::NotRunning { .. }) => {
-                return;
-            }
+            Err(ProviderError::Absent | ProviderError::StaleGeneration { .. }) => return,
             Err(ProviderError::NotFound { .. }) => break "is not there any more".to_owned(),
-            // Nothing is known, and nothing is concluded (T7).
+            // Nothing is known, and nothing is concluded (T7). What somebody froze from outside may run again.
             Ok(None) | Err(_) => {
                 inner.pause(pause).await;
                 pause = (pause * 2).min(PAUSE.1);
@@ -97,22 +95,6 @@ async fn hear(inner: Arc<Inner>, instance: InstanceRef, service: ServiceName, ex
             return;
         }
     }
-}
-
-/// How it ended; `None` when whoever told hung up before.
-async fn end_of(
-    inner: &Arc<Inner>,
-    instance: &InstanceRef,
-    execution: &ExecutionId,
-) -> Result<Option<String>, ProviderError> {
-    let mut output = inner.provider.attach(instance, execution, PAST_ALL_OUTPUT, true).await?;
-    while let Some(event) = output.next().await? {
-        match event {
-            OutputEvent::End(status) if status.state.is_final() => return Ok(Some(how_it_ended(&status.state).0)),
-            OutputEvent::End(_) | OutputEvent::Chunk { .. } | OutputEvent::Cut { .. } => {}
-        }
-    }
-    Ok(None)
 }
 
 impl Inner {

@@ -66,7 +66,7 @@ async fn follow(inner: Arc<Inner>, place: Place, execution: ExecutionId) {
     let instance = InstanceRef { sandbox: place.sandbox.clone(), generation: place.generation };
     let mut pause = PAUSE.0;
     while !inner.is_ending() {
-        match end_of(&inner, &instance, &execution).await {
+        match inner.end_of(&instance, &execution).await {
             Ok(Some(status)) => {
                 inner.note_statuses(&place, &[status]);
                 break;
@@ -88,18 +88,23 @@ async fn follow(inner: Arc<Inner>, place: Place, execution: ExecutionId) {
     inner.executions.follow.lock().remove(&(place.sandbox, execution));
 }
 
-/// How it ended; `None` when whoever told hung up before.
-async fn end_of(
-    inner: &Arc<Inner>,
-    instance: &InstanceRef,
-    execution: &ExecutionId,
-) -> Result<Option<ExecStatus>, ProviderError> {
-    let mut output = inner.provider.attach(instance, execution, PAST_ALL_OUTPUT, true).await?;
-    while let Some(event) = output.next().await? {
-        match event {
-            OutputEvent::End(status) if status.state.is_final() => return Ok(Some(status)),
-            OutputEvent::End(_) | OutputEvent::Chunk { .. } | OutputEvent::Cut { .. } => {}
+impl Inner {
+    /// Waits for an execution's end. `None` when whoever told hung up before.
+    pub(crate) async fn end_of(
+        &self,
+        instance: &InstanceRef,
+        execution: &ExecutionId,
+    ) -> Result<Option<ExecStatus>, ProviderError> {
+        // The wait is as long as it takes; that somebody begins to tell is not. An agent that hung when it was asked, and
+        // was mended since, would not be asked again otherwise (J7).
+        let told = self.provider.attach(instance, execution, PAST_ALL_OUTPUT, true);
+        let mut output = self.call_agent(&instance.sandbox, self.config.budgets.call, told).await?;
+        while let Some(event) = output.next().await? {
+            match event {
+                OutputEvent::End(status) if status.state.is_final() => return Ok(Some(status)),
+                OutputEvent::End(_) | OutputEvent::Chunk { .. } | OutputEvent::Cut { .. } => {}
+            }
         }
+        Ok(None)
     }
-    Ok(None)
 }
