@@ -155,6 +155,8 @@ kinds!(
         Twice = "twice" 60,
         /// A call is done later, whoever waits for it.
         Late = "late" 60,
+        /// A call is done at once, and answered later.
+        LateAnswer = "answered late" 60,
         /// Nobody is there.
         Unavailable = "unavailable" 60,
         /// A listing has a part only, and says so.
@@ -237,7 +239,7 @@ pub struct Without {
 }
 
 impl Plan {
-    /// The world of this seed, as `make sim` has it: 200 steps, and every third one without calls that go wrong, where
+    /// The world of this seed, as `make simulate` has it: 200 steps, and every third one without calls that go wrong, where
     /// bounds in time are checked.
     pub fn of(seed: u64) -> Self {
         let faults_percent = match seed % 3 {

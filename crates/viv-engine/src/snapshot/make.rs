@@ -273,6 +273,8 @@ impl Inner {
                     return Err(EngineError::NameTaken { name: name.map(Name::to_string).unwrap_or_default(), by });
                 }
                 Err(other) => {
+                    let all = std::iter::once(&record).chain(&made);
+                    all.for_each(|sandbox| self.doubt(&other, &sandbox.id));
                     let error = EngineError::from(other);
                     self.heed(&error);
                     return Err(error);
