@@ -18,8 +18,10 @@ use crate::store::FaultyStore;
 use crate::{BUGS, IN_WORLDS};
 
 /// What only a world can show: there is no picture of them, and no planted bug or gate breaks them.
-const IN_NO_PICTURE: [&str; 17] = [
+const IN_NO_PICTURE: [&str; 19] = [
     "drain-ends",
+    "ends-are-shown",
+    "stops-of-tasks-are-soon",
     "acknowledged-stays",
     "started-in-one-generation",
     "drained-stays-drained",
