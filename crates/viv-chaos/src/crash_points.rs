@@ -265,8 +265,8 @@ impl Life {
         let mut end = self.end([&lives, &passing, &forked]).await;
         let (mutations, cursor) = (self.provider.mutations(), *self.truth.tail().borrow());
         self.pass(REST).await;
-        let lines = self.truth.journal(cursor, &JournalFilter::default(), 10).await.unwrap_or_default();
-        end.push(format!("{} changes and {} lines at rest", self.provider.mutations() - mutations, lines.len()));
+        let recorded = self.truth.journal(cursor, &JournalFilter::default(), 10).await.unwrap_or_default();
+        end.push(format!("{} changes and {} lines at rest", self.provider.mutations() - mutations, recorded.len()));
         Ok(end)
     }
 

@@ -15,7 +15,9 @@ thread_local! {
 
 fn hook(info: &PanicHookInfo<'_>) {
     let place = info.location().map(ToString::to_string).unwrap_or_default();
-    let what = info.payload_as_str().unwrap_or("a panic without words");
+    let payload = info.payload();
+    let what = payload.downcast_ref::<&str>().copied();
+    let what = what.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("without words");
     HEARD.with_borrow_mut(|heard| heard.push(format!("{what} at {place}")));
 }
 

@@ -214,7 +214,7 @@ impl FaultyStore {
             Place::Daemon(orders) => orders.die(),
             Place::World(_) => {
                 self.line.cut();
-                std::future::pending().await
+                std::future::pending::<()>().await;
             }
         }
     }
