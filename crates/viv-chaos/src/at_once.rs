@@ -22,6 +22,11 @@ pub(crate) async fn at_once<T>(call: impl Future<Output = T>) -> T {
     std::future::poll_fn(|_| Poll::Ready(wait(call.as_mut()))).await
 }
 
+/// The same where nobody can wait. Only for what answers without one.
+pub(crate) fn now<T>(call: impl Future<Output = T>) -> T {
+    wait(pin!(tokio::task::unconstrained(call)))
+}
+
 fn wait<T>(mut call: Pin<&mut impl Future<Output = T>>) -> T {
     let waker = Waker::from(Arc::new(Unparks(std::thread::current())));
     let mut context = Context::from_waker(&waker);

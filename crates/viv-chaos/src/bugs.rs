@@ -53,4 +53,6 @@ bugs! {
     EffectTwice: "grants-are-declared";
     TaskEndsUnkilled: "over-tasks-run-nothing" "over-is-settled";
     StopOfTaskUnwritten: "stops-of-tasks-are-durable";
+    DriverPanics: "nothing-panics";
+    SnapshotAfterDelete: "saved-while-it-was-there";
 }

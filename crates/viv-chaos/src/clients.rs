@@ -45,7 +45,7 @@ pub(crate) enum Told {
     /// That this task is to stop, in this run.
     Stopping(TaskId, u32),
     /// That this file was written.
-    Written(String),
+    Written(String, Option<Generation>, Generation),
     /// That it was done.
     Done,
 }
@@ -107,6 +107,24 @@ impl World<'_> {
         Ok(())
     }
 
+    /// Somebody still speaks to a daemon that was away, and does not know that another took over: whatever it answers
+    /// has to be so.
+    pub(crate) fn ask_who_was_away(&mut self, engine: Engine) {
+        let Some(id) = self.someone() else { return };
+        let deed = if self.rng.chance(50) { Deed::Stop } else { Deed::Read };
+        self.tell(&format!("{} {id}, by who was away", deed.word()));
+        let (answers, drains, began) = (self.answers.clone(), self.drains, self.began);
+        tokio::spawn(async move {
+            let told = match deed {
+                Deed::Stop => engine.stop(&id, somebody()).await,
+                _ => engine.get(&Project::default(), &Which::Id(id.clone()), "a client").await,
+            };
+            let told = told.map(|view| Told::View(Box::new(view)));
+            let answer = Answer { deed, id: Some(id), was_ended: false, was_draining: None, drains, began, told };
+            answers.lock().unwrap_or_else(PoisonError::into_inner).push(answer);
+        });
+    }
+
     /// Something is done to, or asked about, somebody.
     pub(crate) async fn act(&mut self, deed: Deed) -> Found {
         match deed {
@@ -153,11 +171,13 @@ impl World<'_> {
     }
 
     /// A verb that answers with how the sandbox is then.
-    async fn verb(&mut self, deed: Deed, id: SandboxId) -> Found {
+    pub(crate) async fn verb(&mut self, deed: Deed, id: SandboxId) -> Found {
         let (engine, by) = (self.engine(), somebody());
         let waits = self.rng.chance(50);
         let ms = 1_000 + self.rng.below(60_000);
         let path = format!("/workspace/{}", self.step);
+        // Who writes may have held its handle for long, too.
+        let held = self.known.get(&id).and_then(|known| known.handle).filter(|_| self.rng.chance(50));
         let asked = {
             let id = id.clone();
             async move {
@@ -182,10 +202,10 @@ impl World<'_> {
                         return Ok(Told::Done);
                     }
                     Deed::Write => {
-                        let handle = hold(&engine, &id, None).await?;
+                        let handle = hold(&engine, &id, held).await?;
                         let file = FileWrite { path: path.clone(), ..FileWrite::default() };
                         handle.file_write(&file, Box::new(std::io::Cursor::new(b"work".to_vec()))).await?;
-                        return Ok(Told::Written(path));
+                        return Ok(Told::Written(path, held, handle.generation()));
                     }
                     Deed::Limit => {
                         let handle = hold(&engine, &id, None).await?;
@@ -506,7 +526,10 @@ impl World<'_> {
                 })?;
             }
             (_, Ok(Told::Stopping(task, run))) => self.heard_stop(task, *run).await?,
-            (_, Ok(Told::Written(path))) => {
+            (_, Ok(Told::Written(path, held, got))) => {
+                holds("old-handles-are-refused", held.is_none_or(|held| held == *got), || {
+                    format!("{name}: who held {held:?} wrote into {got}")
+                })?;
                 if let Some(id) = id {
                     self.known.entry(id).or_default().written.push(path.clone());
                 }

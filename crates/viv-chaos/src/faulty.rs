@@ -18,7 +18,7 @@ use crate::line::Line;
 use crate::orders::{Moment, Orders, Turn};
 use crate::plan::Trouble;
 use crate::rng::Rng;
-use crate::script::Script;
+use crate::script::{Script, Way};
 
 type Result<T> = std::result::Result<T, ProviderError>;
 
@@ -33,6 +33,8 @@ pub enum Fault {
     Twice,
     /// It is done later, whether the caller still waits or not.
     Late(Duration),
+    /// It is done at once, and answered later.
+    LateAnswer(Duration),
     /// Nobody is there.
     Unavailable,
     /// The whole daemon is killed, before or after it is done.
@@ -50,16 +52,33 @@ pub enum Damage {
     Denied,
 }
 
-/// All that can go wrong with a call.
-const TROUBLES: [Trouble; 7] = [
+/// What can go wrong with a call.
+const OF_CALLS: [Trouble; 6] =
+    [Trouble::Lost, Trouble::Unanswered, Trouble::Twice, Trouble::Late, Trouble::LateAnswer, Trouble::Unavailable];
+
+/// What can go wrong with one that has a stream in it, or opens one: that cannot be made again, or later.
+const OF_STREAMS: [Trouble; 4] = [Trouble::Lost, Trouble::Unanswered, Trouble::LateAnswer, Trouble::Unavailable];
+
+/// What can go wrong when nothing is said.
+const TROUBLES: [Trouble; 8] = [
     Trouble::Lost,
     Trouble::Unanswered,
     Trouble::Twice,
     Trouble::Late,
+    Trouble::LateAnswer,
     Trouble::Unavailable,
     Trouble::PartialListing,
     Trouble::UnheardEnd,
 ];
+
+/// How many saves in a hundred take their time, in worlds where calls are answered late.
+const SLOW_SAVES_PERCENT: u64 = 30;
+
+/// How long that is at most.
+const SLOW_SAVE_MS_MAX: u64 = 20_000;
+
+/// How late the answer to a chosen call is: within what any call may take.
+const LATE_ANSWER: Duration = Duration::from_millis(1_500);
 
 /// Listings that are remembered, to be told again when they are stale.
 const LISTINGS_KEPT: usize = 6;
@@ -313,30 +332,70 @@ impl<P> FaultyProvider<P> {
         Some(trouble)
     }
 
-    fn fault(&self, call: &'static str) -> Option<Fault> {
-        if self.silent.load(Ordering::SeqCst) {
-            self.unheard.fetch_add(1, Ordering::SeqCst);
+    /// What goes wrong with this call, of these.
+    fn fault(&self, call: &'static str, of: &[Trouble]) -> Option<Fault> {
+        if self.is_silent() {
             return Some(Fault::Lost);
         }
         if let Some(moment) = self.orders.as_ref().and_then(|orders| orders.is_killed_at(call)) {
             return Some(Fault::Killed(moment));
         }
-        match self.trouble(call, &TROUBLES[..5])? {
+        if call == "save" && self.takes_its_time() {
+            let ms = 100 + lock(&self.chance).rng.below(SLOW_SAVE_MS_MAX);
+            return Some(Fault::LateAnswer(Duration::from_millis(ms)));
+        }
+        let late = || {
+            let mut chance = lock(&self.chance);
+            let late_ms_max = chance.late_ms_max;
+            Duration::from_millis(100 + chance.rng.below(late_ms_max))
+        };
+        match self.trouble(call, of)? {
             Trouble::Lost => Some(Fault::Lost),
             Trouble::Unanswered => Some(Fault::Unanswered),
             Trouble::Twice => Some(Fault::Twice),
-            Trouble::Late => {
-                let mut chance = lock(&self.chance);
-                let late_ms_max = chance.late_ms_max;
-                Some(Fault::Late(Duration::from_millis(100 + chance.rng.below(late_ms_max))))
-            }
+            Trouble::Late => Some(Fault::Late(late())),
+            Trouble::LateAnswer => Some(Fault::LateAnswer(late())),
             _ => Some(Fault::Unavailable),
         }
     }
 
+    /// Whether a save is done and answered only later, where that happens at all: it takes its time more often than other
+    /// calls do, and what comes meanwhile matters.
+    fn takes_its_time(&self) -> bool {
+        let mut chance = lock(&self.chance);
+        let happens = self.keeps() && chance.percent > 0 && chance.troubles.contains(&Trouble::LateAnswer);
+        let slow = happens && chance.rng.chance(SLOW_SAVES_PERCENT);
+        if slow {
+            *chance.counts.entry(Trouble::LateAnswer).or_default() += 1;
+        }
+        slow
+    }
+
+    /// Whether no call arrives; then this one does not.
+    fn is_silent(&self) -> bool {
+        let silent = self.silent.load(Ordering::SeqCst);
+        if silent {
+            self.unheard.fetch_add(1, Ordering::SeqCst);
+        }
+        silent
+    }
+
+    /// How a change goes that was chosen.
+    fn chosen(&self, call: &'static str, sandbox: &SandboxId) -> Option<Fault> {
+        Some(match self.line.way_of(call, false, Some(sandbox))? {
+            Way::CrashBefore => Fault::Killed(Moment::Before),
+            Way::CrashAfter => Fault::Killed(Moment::After),
+            Way::Unanswered => Fault::Unanswered,
+            Way::Twice => Fault::Twice,
+            Way::AnsweredLate => Fault::LateAnswer(LATE_ANSWER),
+        })
+    }
+
+    /// The daemon is dead: the real one, or what its line can tell of it.
     fn die(&self) {
-        if let Some(orders) = &self.orders {
-            orders.die();
+        match &self.orders {
+            Some(orders) => orders.die(),
+            None => self.line.cut(),
         }
     }
 
@@ -347,31 +406,55 @@ impl<P> FaultyProvider<P> {
         T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        self.line.call(self.on_its_way(name, call)).await
+        self.line.call(async { self.on_its_way(name, self.fault(name, &OF_CALLS), call).await }).await
     }
 
-    async fn on_its_way<T, F>(&self, name: &'static str, call: impl Fn(P) -> F) -> Result<T>
-    where
-        P: Clone,
-        T: Send + 'static,
-        F: Future<Output = Result<T>> + Send + 'static,
-    {
-        match self.fault(name) {
-            None => call(self.inner.clone()).await,
+    /// One that cannot be made again: it has a stream in it, or opens one.
+    async fn through_once<T>(&self, name: &'static str, call: impl Future<Output = Result<T>>) -> Result<T> {
+        self.line.call(async { self.once(name, self.fault(name, &OF_STREAMS), call).await }).await
+    }
+
+    async fn once<T>(
+        &self,
+        name: &'static str,
+        fault: Option<Fault>,
+        call: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        match fault {
+            None | Some(Fault::Twice | Fault::Late(_)) => call.await,
             Some(Fault::Lost) => self.timed_out(name).await,
             Some(Fault::Unanswered) => {
-                let _ = call(self.inner.clone()).await;
+                let _ = call.await;
                 self.timed_out(name).await
+            }
+            Some(Fault::LateAnswer(by)) => {
+                let answer = call.await;
+                tokio::time::sleep(by).await;
+                answer
             }
             Some(Fault::Killed(Moment::Before)) => {
                 self.die();
                 self.timed_out(name).await
             }
             Some(Fault::Killed(Moment::After)) => {
-                let _ = call(self.inner.clone()).await;
+                let _ = call.await;
                 self.die();
                 self.timed_out(name).await
             }
+            Some(Fault::Unavailable) => {
+                let source = std::io::Error::other("simulated");
+                Err(ProviderError::Unavailable { what: "the provider".to_owned(), source })
+            }
+        }
+    }
+
+    async fn on_its_way<T, F>(&self, name: &'static str, fault: Option<Fault>, call: impl Fn(P) -> F) -> Result<T>
+    where
+        P: Clone,
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        match fault {
             Some(Fault::Twice) => {
                 let _ = call(self.inner.clone()).await;
                 call(self.inner.clone()).await
@@ -387,11 +470,48 @@ impl<P> FaultyProvider<P> {
                     Err(_) => self.timed_out(name).await,
                 }
             }
-            Some(Fault::Unavailable) => {
-                let source = std::io::Error::other("simulated");
-                Err(ProviderError::Unavailable { what: "the provider".to_owned(), source })
-            }
+            other => self.once(name, other, call(self.inner.clone())).await,
         }
+    }
+
+    /// A change, which is counted.
+    async fn change<T, F>(&self, name: &'static str, sandbox: &SandboxId, call: impl Fn(P) -> F) -> Result<T>
+    where
+        P: Clone,
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        self.mutations.fetch_add(1, Ordering::SeqCst);
+        self.change_uncounted(name, sandbox, call).await
+    }
+
+    /// One that says nothing about rest, such as a probe.
+    async fn change_uncounted<T, F>(&self, name: &'static str, sandbox: &SandboxId, call: impl Fn(P) -> F) -> Result<T>
+    where
+        P: Clone,
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let going = async {
+            let fault = self.chosen(name, sandbox).or_else(|| self.fault(name, &OF_CALLS));
+            self.on_its_way(name, fault, call).await
+        };
+        self.line.call(going).await
+    }
+
+    /// A change with a stream in it.
+    async fn change_once<T>(
+        &self,
+        name: &'static str,
+        sandbox: &SandboxId,
+        call: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        self.mutations.fetch_add(1, Ordering::SeqCst);
+        let going = async {
+            let fault = self.chosen(name, sandbox).or_else(|| self.fault(name, &OF_STREAMS));
+            self.once(name, fault, call).await
+        };
+        self.line.call(going).await
     }
 
     async fn mutate<T, F>(
@@ -405,9 +525,8 @@ impl<P> FaultyProvider<P> {
         T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        self.mutations.fetch_add(1, Ordering::SeqCst);
         let keeps = self.keeps();
-        self.through(name, |inner| {
+        self.change(name, &sandbox, |inner| {
             let (call, chance, sandbox) = (call(inner), self.chance.clone(), sandbox.clone());
             async move {
                 let answer = call.await;

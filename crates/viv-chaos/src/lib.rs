@@ -27,12 +27,16 @@ mod bugs;
 #[cfg(feature = "worlds")]
 mod clients;
 #[cfg(feature = "worlds")]
+mod crash_points;
+#[cfg(feature = "worlds")]
 mod differential;
 mod faulty;
 #[cfg(feature = "worlds")]
 mod invariants;
 mod line;
 mod orders;
+#[cfg(feature = "worlds")]
+mod panics;
 mod plan;
 mod rng;
 mod script;
@@ -53,12 +57,15 @@ mod world;
 
 #[cfg(feature = "worlds")]
 pub use bugs::{BUGS, Bug};
+#[cfg(feature = "worlds")]
+pub use crash_points::{Lived, live};
 pub use faulty::{Damage, Fault, FaultyProvider};
 #[cfg(feature = "worlds")]
 pub use invariants::{INVARIANTS, Invariant, Violation, When};
 pub use orders::{Moment, Order, Orders, Turn};
 pub use plan::{Deed, Plan, StoreKind, Trouble, Without};
 pub use rng::Rng;
+pub use script::{Point, Way};
 #[cfg(feature = "worlds")]
 pub use shrink::shrink;
 pub use store::FaultyStore;

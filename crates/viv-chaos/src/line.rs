@@ -7,6 +7,9 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
+use viv_core::SandboxId;
+
+use crate::script::{Calls, Way};
 
 /// How it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,11 +28,23 @@ pub(crate) struct Line {
     bell: Arc<Notify>,
     /// How many calls are left before it is cut, and whether that one has its effect.
     left: Arc<Mutex<Option<(u64, bool)>>>,
+    /// Changes that are counted, and how one of them goes.
+    calls: Option<Arc<Calls>>,
 }
 
 impl Line {
     pub(crate) fn new() -> Self {
-        Self { state: Arc::new(Mutex::new(State::Open)), bell: Arc::default(), left: Arc::default() }
+        Self { state: Arc::new(Mutex::new(State::Open)), bell: Arc::default(), left: Arc::default(), calls: None }
+    }
+
+    /// One on which changes are counted.
+    pub(crate) fn counting(calls: Arc<Calls>) -> Self {
+        Self { calls: Some(calls), ..Self::new() }
+    }
+
+    /// How this change goes, if it is the one that was chosen.
+    pub(crate) fn way_of(&self, call: &'static str, is_write: bool, about: Option<&SandboxId>) -> Option<Way> {
+        self.calls.as_ref()?.next(call, is_write, about)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -155,6 +155,8 @@ kinds!(
         Twice = "twice" 60,
         /// A call is done later, whoever waits for it.
         Late = "late" 60,
+        /// A call is done at once, and answered later.
+        LateAnswer = "answered late" 60,
         /// Nobody is there.
         Unavailable = "unavailable" 60,
         /// A listing has a part only, and says so.

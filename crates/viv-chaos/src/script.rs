@@ -1,9 +1,102 @@
-//! What a test orders of listings and ends: all of them from now on, or each by its number, and not only those that are
-//! drawn.
+//! What a test orders of listings, ends and changes: all of them from now on, or each by its number, and not only those
+//! that are drawn.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use viv_core::SandboxId;
 use viv_provider::{Page, ProviderError};
+
+/// How one chosen change at provider or store goes (P4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Way {
+    /// The daemon dies, and nothing of it has happened.
+    CrashBefore,
+    /// It is done, and the daemon dies before it could record that.
+    CrashAfter,
+    /// It is done, and nobody answers, or says that it was.
+    Unanswered,
+    /// It arrives twice.
+    Twice,
+    /// It is done at once, and answered later, in time.
+    AnsweredLate,
+}
+
+impl Way {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::CrashBefore, Self::CrashAfter, Self::Unanswered, Self::Twice, Self::AnsweredLate];
+
+    /// In words.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::CrashBefore => "daemon dies before it",
+            Self::CrashAfter => "daemon dies after it",
+            Self::Unanswered => "done, not answered",
+            Self::Twice => "arrives twice",
+            Self::AnsweredLate => "done, answered late",
+        }
+    }
+}
+
+/// A change that was asked for.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Point {
+    /// The name of the call, as the trait of provider or store has it.
+    pub call: &'static str,
+    /// Whether it is a write of the store; else it is a change at the provider.
+    pub is_write: bool,
+    /// The effect that the record named then.
+    pub effect: Option<&'static str>,
+}
+
+impl Point {
+    /// In which ways it can go. Nothing arrives twice at a store: a write is a call, and no message.
+    pub fn ways(&self) -> impl Iterator<Item = Way> {
+        let is_write = self.is_write;
+        Way::ALL.into_iter().filter(move |way| !is_write || *way != Way::Twice)
+    }
+}
+
+/// Tells which effect the record of a sandbox names.
+type Outstanding = Box<dyn Fn(&SandboxId) -> Option<&'static str> + Send + Sync>;
+
+/// Changes of one daemon, counted from 0.
+pub(crate) struct Calls {
+    order: Option<(usize, Way)>,
+    outstanding: Outstanding,
+    seen: Mutex<Vec<Point>>,
+}
+
+impl Calls {
+    pub(crate) fn new(order: Option<(usize, Way)>, outstanding: Outstanding) -> Self {
+        Self { order, outstanding, seen: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Point>> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All that were asked for.
+    pub(crate) fn seen(&self) -> Vec<Point> {
+        self.lock().clone()
+    }
+
+    /// Counts one more, and tells how it goes if that was chosen.
+    pub(crate) fn next(&self, call: &'static str, is_write: bool, about: Option<&SandboxId>) -> Option<Way> {
+        let effect = about.and_then(|sandbox| (self.outstanding)(sandbox));
+        let mut seen = self.lock();
+        seen.push(Point { call, is_write, effect });
+        let at = seen.len() - 1;
+        self.order.filter(|(chosen, _)| *chosen == at).map(|(_, way)| way)
+    }
+}
+
+impl fmt::Debug for Calls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Calls").field("order", &self.order).finish_non_exhaustive()
+    }
+}
 
 #[derive(Debug, Default)]
 pub(crate) struct Script {

@@ -37,7 +37,9 @@ impl World<'_> {
             Deed::Snapshot => {
                 let new = NewSnapshot { name: None, labels: BTreeMap::new(), by: somebody(), key: None };
                 let asked = async move { engine.make_snapshot(&sandbox, new).await.map(|_| Told::Done) };
-                self.ask(deed, Some(id), asked).await
+                self.ask(deed, Some(id), asked).await?;
+                // Somebody else does not know of it, and wants it gone.
+                if self.rng.chance(15) { self.verb(Deed::Delete, id.clone()).await } else { Ok(()) }
             }
             Deed::Rollback => {
                 let Some(snapshot) = self.some_snapshot().await else { return Ok(()) };

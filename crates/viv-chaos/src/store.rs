@@ -30,11 +30,15 @@ use crate::line::Line;
 use crate::orders::{Moment, Orders, Turn};
 use crate::plan::Trouble;
 use crate::rng::Rng;
+use crate::script::Way;
 
 type Result<T> = std::result::Result<T, StoreError>;
 
 /// Longest that a slow write takes.
 const SLOW_MS_MAX: u64 = 3_000;
+
+/// How late the answer to a chosen write is.
+const LATE_ANSWER: Duration = Duration::from_millis(1_500);
 
 /// Something that was recorded.
 #[derive(Debug, Clone)]
@@ -91,6 +95,7 @@ enum Fate {
     Before,
     After,
     Slow(Duration),
+    LateAnswer,
     Killed(Moment),
 }
 
@@ -203,9 +208,14 @@ impl FaultyStore {
         }
     }
 
-    fn die(&self) {
-        if let Place::Daemon(orders) = &self.place {
-            orders.die();
+    /// The daemon is dead: the real one, or one that nothing reaches any more, and that does nothing.
+    async fn die(&self) {
+        match &self.place {
+            Place::Daemon(orders) => orders.die(),
+            Place::World(_) => {
+                self.line.cut();
+                std::future::pending::<()>().await;
+            }
         }
     }
 
@@ -233,7 +243,9 @@ impl FaultyStore {
         self.line
             .call(async {
                 match self.fate(false) {
-                    Fate::Well | Fate::After | Fate::Slow(_) | Fate::Killed(_) => self.answered(call).await,
+                    Fate::Well | Fate::After | Fate::Slow(_) | Fate::LateAnswer | Fate::Killed(_) => {
+                        self.answered(call).await
+                    }
                     Fate::Before => Err(injected()),
                 }
             })
@@ -246,14 +258,37 @@ impl FaultyStore {
         epoch: Epoch,
         call: impl Future<Output = Result<T>>,
     ) -> Result<T> {
+        self.write_about(name, None, epoch, call).await
+    }
+
+    /// How a write goes that was chosen.
+    fn chosen(&self, name: &'static str, about: Option<&SandboxId>) -> Option<Fate> {
+        match self.line.way_of(name, true, about)? {
+            Way::CrashBefore => Some(Fate::Killed(Moment::Before)),
+            Way::CrashAfter => Some(Fate::Killed(Moment::After)),
+            Way::Unanswered => Some(Fate::After),
+            Way::AnsweredLate => Some(Fate::LateAnswer),
+            Way::Twice => None,
+        }
+    }
+
+    /// A write that is about one sandbox.
+    async fn write_about<T>(
+        &self,
+        name: &'static str,
+        about: Option<&SandboxId>,
+        epoch: Epoch,
+        call: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
         self.line
             .call(async {
-                let fate = self.ordered(name).unwrap_or_else(|| self.fate(true));
+                let chosen = self.chosen(name, about).or_else(|| self.ordered(name));
+                let fate = chosen.unwrap_or_else(|| self.fate(true));
                 match fate {
                     Fate::Before => return Err(injected()),
                     Fate::Slow(by) => tokio::time::sleep(by).await,
-                    Fate::Killed(Moment::Before) => self.die(),
-                    Fate::Well | Fate::After | Fate::Killed(Moment::After) => {}
+                    Fate::Killed(Moment::Before) => self.die().await,
+                    Fate::Well | Fate::After | Fate::LateAnswer | Fate::Killed(Moment::After) => {}
                 }
                 let answer = self.answered(call).await;
                 if answer.is_ok() && epoch.0 != self.lock().epoch {
@@ -261,7 +296,11 @@ impl FaultyStore {
                 }
                 match fate {
                     Fate::Killed(_) => {
-                        self.die();
+                        self.die().await;
+                        answer
+                    }
+                    Fate::LateAnswer => {
+                        tokio::time::sleep(LATE_ANSWER).await;
                         answer
                     }
                     Fate::After => Err(injected()),
@@ -361,13 +400,13 @@ impl Store for FaultyStore {
     async fn commit(&self, epoch: Epoch, change: Change) -> Result<Cursor> {
         let changes = [change.clone()];
         let committed = Box::pin(self.watched(&changes, self.truth.commit(epoch, change)));
-        self.write("commit", epoch, committed).await
+        self.write_about("commit", Some(&changes[0].sandbox.id), epoch, committed).await
     }
 
     async fn commit_all(&self, epoch: Epoch, changes: Vec<Change>) -> Result<Cursor> {
         let all = changes.clone();
         let committed = Box::pin(self.watched(&all, self.truth.commit_all(epoch, changes)));
-        self.write("commit_all", epoch, committed).await
+        self.write_about("commit_all", all.first().map(|change| &change.sandbox.id), epoch, committed).await
     }
 
     async fn put_snapshot(&self, epoch: Epoch, row: Snapshot, lines: Vec<NewLine>) -> Result<Cursor> {
@@ -469,11 +508,12 @@ impl Store for FaultyStore {
             self.note(Recorded::Lease { lease: lease.clone(), epoch });
             Ok(lease)
         };
-        self.write("lease", epoch, leased).await
+        self.write_about("lease", Some(sandbox), epoch, leased).await
     }
 
     async fn release(&self, epoch: Epoch, sandbox: &SandboxId, kind: LeaseKind, token: FencingToken) -> Result<()> {
-        self.write("release", epoch, self.truth.release(epoch, sandbox, kind, token)).await
+        let released = self.truth.release(epoch, sandbox, kind, token);
+        self.write_about("release", Some(sandbox), epoch, released).await
     }
 
     async fn draw_token(&self, epoch: Epoch) -> Result<FencingToken> {
@@ -498,7 +538,8 @@ impl Store for FaultyStore {
     }
 
     async fn touch(&self, epoch: Epoch, sandbox: &SandboxId, active_at_ms: u64) -> Result<()> {
-        self.write("touch", epoch, self.truth.touch(epoch, sandbox, active_at_ms)).await
+        let touched = self.truth.touch(epoch, sandbox, active_at_ms);
+        self.write_about("touch", Some(sandbox), epoch, touched).await
     }
 
     async fn put_key(&self, epoch: Epoch, key: ApiKey, line: NewLine) -> Result<()> {

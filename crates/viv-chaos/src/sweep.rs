@@ -16,6 +16,8 @@ pub struct Sweep {
     pub sum: Report,
     /// One for each of the others.
     pub violations: Vec<Violation>,
+    /// Fewest things that went wrong in one of those in which everything held, and its seed.
+    pub fewest: Option<(u64, u64)>,
 }
 
 /// Runs the worlds of these seeds. Violations are told as they are found.
@@ -39,7 +41,10 @@ pub fn sweep_of(
                 for seed in seeds {
                     part.worlds += 1;
                     match run(&plan(seed)) {
-                        Ok(report) => part.sum = part.sum.and(&report),
+                        Ok(report) => {
+                            part.had(Some((report.faults(), seed)));
+                            part.sum = part.sum.and(&report);
+                        }
                         Err(violation) => {
                             found(&violation);
                             part.violations.push(violation);
@@ -52,7 +57,8 @@ pub fn sweep_of(
         let running: Vec<_> = (0..workers).map(|worker| scope.spawn(part(worker))).collect();
         let mut whole = Sweep::default();
         for worker in running {
-            let part = worker.join().expect("a world that panics is a bug");
+            let part = worker.join().expect("panics of worlds are violations");
+            whole.had(part.fewest);
             whole.worlds += part.worlds;
             whole.sum = whole.sum.and(&part.sum);
             whole.violations.extend(part.violations);
@@ -63,6 +69,12 @@ pub fn sweep_of(
     sweep
 }
 
+impl Sweep {
+    fn had(&mut self, faults: Option<(u64, u64)>) {
+        self.fewest = self.fewest.into_iter().chain(faults).min();
+    }
+}
+
 impl fmt::Display for Sweep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Report { steps, checks, deeds, troubles, .. } = &self.sum;
@@ -71,6 +83,9 @@ impl fmt::Display for Sweep {
         let faults = damage.chain(troubles.iter().map(|(trouble, count)| (trouble.word(), count)));
         let faults: Vec<String> = faults.map(|(word, count)| format!("{word} {count}")).collect();
         let worlds = self.worlds;
-        write!(f, "{worlds} worlds, {steps} steps, faults: {}, {checks} checks, {found} violations", faults.join(", "))
+        let fewest = self.fewest.map(|(fewest, _)| fewest).unwrap_or_default();
+        let faults = faults.join(", ");
+        write!(f, "{worlds} worlds, {steps} steps, faults: {faults} ({fewest} or more in each), ")?;
+        write!(f, "{checks} checks, {found} violations")
     }
 }

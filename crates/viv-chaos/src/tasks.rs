@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::slice;
 use std::sync::Arc;
+use std::time::Duration;
 
 use viv_core::TaskId;
 use viv_core::exec::{ExecSpec, ExecState};
@@ -20,6 +21,9 @@ use crate::invariants::{Found, Picture, holds};
 use crate::plan::Deed;
 use crate::world::{World, somebody};
 
+/// How soon who is inside asks again.
+const AGAIN: Duration = Duration::from_millis(500);
+
 /// Most tasks that a world has seen.
 const TASKS_MAX: usize = 12;
 
@@ -34,6 +38,21 @@ const STOPPED_WITHIN_MS: u64 = 60_000;
 /// and `deploy` is nothing that anybody declared.
 pub(crate) fn answers() -> Inside {
     Inside(Arc::new(|engine, asked| Box::pin(answer(engine, asked))))
+}
+
+/// The same for who does not take an error for an answer, and asks again.
+pub(crate) fn patient_answers() -> Inside {
+    Inside(Arc::new(|engine, asked| {
+        Box::pin(async move {
+            loop {
+                let said = answer(engine.clone(), asked.clone()).await;
+                if !said.starts_with("error") {
+                    return said;
+                }
+                tokio::time::sleep(AGAIN).await;
+            }
+        })
+    }))
 }
 
 async fn answer(engine: Engine, asked: FromInside) -> String {

@@ -21,6 +21,7 @@ use crate::clients::{Answer, PATIENCE};
 use crate::faulty::FaultyProvider;
 use crate::invariants::{Changes, Found, Picture, Violation, checks, holds, rule};
 use crate::line::Line;
+use crate::panics;
 use crate::plan::{Deed, Plan, StoreKind, Swarm, Trouble};
 use crate::rng::Rng;
 use crate::store::FaultyStore;
@@ -80,6 +81,13 @@ pub struct Report {
 }
 
 impl Report {
+    /// How much went wrong.
+    pub fn faults(&self) -> u64 {
+        let deeds = self.deeds.iter().filter(|(deed, _)| deed.is_fault()).map(|(_, count)| count);
+        let troubles = self.troubles.iter().filter(|(trouble, _)| trouble.is_fault()).map(|(_, count)| count);
+        deeds.chain(troubles).sum()
+    }
+
     /// Two of them together; the hashes are of one world each.
     #[must_use]
     pub fn and(mut self, other: &Self) -> Self {
@@ -101,8 +109,18 @@ impl Report {
 /// Runs a world from its beginning to its rest.
 pub fn run(plan: &Plan) -> Result<Report, Violation> {
     checks();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-    runtime.expect("a runtime without I/O").block_on(async { Box::pin(World::new(plan).await.live()).await })
+    let lived = panics::listening(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+        runtime.expect("a runtime without I/O").block_on(async { Box::pin(World::new(plan).await.live()).await })
+    });
+    // What panicked when the last step was checked already, or took the world with it, is found here.
+    let heard = panics::heard();
+    let lived = lived.unwrap_or_else(|| Ok(Report::default()));
+    if lived.is_err() || heard.is_empty() {
+        return lived;
+    }
+    let (seed, step, name, what) = (plan.seed, panics::came_to(), "nothing-panics", heard.join("; "));
+    Err(Violation { seed, step, name, rule: rule(name), what, timeline: vec!["it did not come back".to_owned()] })
 }
 
 /// What clients know of a sandbox because they were answered.
@@ -296,6 +314,7 @@ impl<'p> World<'p> {
         let lived = async {
             while self.step < self.plan.steps {
                 self.step += 1;
+                panics::at(self.step);
                 self.happen().await?;
                 self.check().await?;
             }
@@ -427,13 +446,13 @@ impl<'p> World<'p> {
             self.partition_until = None;
             self.provider.set_silent(false);
         }
-        self.away.retain(|(until, line, _)| {
-            let stays = *until > Instant::now();
-            if !stays {
-                line.release();
-            }
-            stays
-        });
+        let (back, away) =
+            std::mem::take(&mut self.away).into_iter().partition(|(until, _, _)| *until <= Instant::now());
+        self.away = away;
+        for (_, line, engine) in back {
+            line.release();
+            self.ask_who_was_away(engine);
+        }
         if self.line.is_cut() {
             self.tell("the daemon is dead");
             self.disturb(0);
@@ -479,6 +498,8 @@ impl<'p> World<'p> {
         for recorded in self.store.recorded() {
             self.changes.check(&recorded)?;
         }
+        let panics = panics::heard();
+        holds("nothing-panics", panics.is_empty(), || panics.join("; "))?;
         let picture = self.picture().await;
         for id in picture.records.keys() {
             // Made by a create whose answer was lost, or forked.

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use viv_chaos::{BUGS, Bug, INVARIANTS, Plan, Violation, When, run};
+use viv_chaos::{BUGS, Bug, INVARIANTS, Plan, Violation, When, run, shrink};
 use viv_core::planted::{Planted, plant};
 
 /// The worlds of the quick slice, and as many again for what is rare.
@@ -54,6 +54,25 @@ fn p1_each_planted_bug_is_caught() {
         workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
     });
     assert!(missed.is_empty(), "{}", missed.join("\n"));
+}
+
+/// What is told of a violation is smaller than where it was found, and the same.
+#[test]
+fn p1_a_violation_is_made_smaller_and_told_as_a_timeline() {
+    let bug = BUGS.iter().find(|bug| bug.planted == Planted::PolicyReset).unwrap();
+    let found = caught(bug).unwrap();
+    let before = Plan { rests: false, ..Plan::of(found.seed) };
+    plant(Some(bug.planted));
+    let (plan, smaller) = shrink(&before, found.clone());
+    let again = run(&plan).unwrap_err();
+    plant(None);
+    println!("{found}\n{smaller}\nwithout {:?}:\n{}", plan.without, smaller.timeline.join("\n"));
+    assert_eq!((smaller.name, smaller.seed), (found.name, found.seed));
+    assert!(smaller.step <= found.step && plan.steps <= before.steps, "{smaller}");
+    assert!(!plan.without.deeds.is_empty(), "something is not needed for it");
+    assert!(smaller.timeline.iter().any(|line| line.contains("step ")), "{:?}", smaller.timeline);
+    assert!(smaller.timeline.iter().any(|line| line.contains("sbx_")), "it tells of who it is about");
+    assert_eq!(again, smaller, "and it replays");
 }
 
 /// What ships has none of them: without the feature the answer is a constant.

@@ -59,6 +59,8 @@ bugs! {
     EffectTwice = "an effect that was done is granted again",
     TaskEndsUnkilled = "a task is called over while its processes run",
     StopOfTaskUnwritten = "a stop of a task is acknowledged and not recorded",
+    DriverPanics = "who works on a sandbox that is saved panics",
+    SnapshotAfterDelete = "a snapshot becomes ready after its sandbox was deleted",
 }
 
 #[cfg(feature = "planted")]

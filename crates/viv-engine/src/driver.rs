@@ -10,7 +10,8 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tracing::Instrument;
 use viv_core::SandboxId;
-use viv_core::lifecycle::{Effect, Event, Sandbox, Work, outstanding};
+use viv_core::lifecycle::{Effect, Event, PhaseName, Sandbox, Work, outstanding};
+use viv_core::planted::{Planted, is_planted};
 
 use crate::engine::{Applied, Inner};
 use crate::error::EngineError;
@@ -95,6 +96,7 @@ impl Inner {
     /// Looks at the record once and does what it says. Whether it has to be looked at again at once.
     async fn look(self: &Arc<Self>, sandbox: &SandboxId, driver: &Driver) -> Result<bool, EngineError> {
         let Some(record) = self.store.get(sandbox).await? else { return Ok(false) };
+        assert!(!(is_planted(Planted::DriverPanics) && record.phase.name() == PhaseName::Hibernating), "planted");
         self.attend(&record);
         let now_ms = self.clock.now_ms();
         if record.due_at_ms().is_some_and(|due_ms| due_ms <= now_ms) {

@@ -1,6 +1,7 @@
 //! Every call, through what goes wrong with it.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::time::Instant;
@@ -16,6 +17,9 @@ use viv_provider::{
 use crate::plan::Trouble;
 
 use super::{Damage, FaultyProvider, LISTINGS_KEPT, Result, lock};
+
+/// How soon after a silence what happened meanwhile is told.
+const HEARD_AGAIN: Duration = Duration::from_millis(250);
 
 #[async_trait]
 impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
@@ -64,8 +68,7 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
     async fn list(&self, owner: &OwnerMark, page: PageRequest) -> Result<Page> {
         const LISTINGS: [Trouble; 4] =
             [Trouble::Lost, Trouble::Unavailable, Trouble::PartialListing, Trouble::StaleListing];
-        let trouble =
-            if self.silent.load(Ordering::SeqCst) { Some(Trouble::Lost) } else { self.trouble("list", &LISTINGS) };
+        let trouble = if self.is_silent() { Some(Trouble::Lost) } else { self.trouble("list", &LISTINGS) };
         self.line
             .call(async {
                 let is_first = page.cursor.is_none();
@@ -114,7 +117,15 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
         if self.trouble("wait_end", &[Trouble::UnheardEnd]).is_some() || lock(&self.script).is_unheard() {
             return std::future::pending().await;
         }
-        self.inner.wait_end(instance).await
+        let told = async {
+            let ended = self.inner.wait_end(instance).await;
+            // Nobody hears of it while no call arrives.
+            while self.silent.load(Ordering::SeqCst) {
+                tokio::time::sleep(HEARD_AGAIN).await;
+            }
+            ended
+        };
+        self.line.call(told).await
     }
 
     async fn destroy(&self, mutation: &Mutation, sandbox: &SandboxId) -> Result<()> {
@@ -186,16 +197,21 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
     }
 
     async fn snapshots(&self, owner: &OwnerMark, page: PageRequest) -> Result<Page<SnapshotSeen>> {
-        match self.trouble("snapshots", &[Trouble::Lost, Trouble::PartialListing]) {
-            Some(Trouble::PartialListing) => {
-                let mut page = self.inner.snapshots(owner, page).await?;
-                page.items.truncate(page.items.len() / 2);
-                page.unreadable.push("simulated".to_owned());
-                Ok(page)
+        const LISTINGS: [Trouble; 2] = [Trouble::Lost, Trouble::PartialListing];
+        let trouble = if self.is_silent() { Some(Trouble::Lost) } else { self.trouble("snapshots", &LISTINGS) };
+        let listed = async {
+            match trouble {
+                Some(Trouble::PartialListing) => {
+                    let mut page = self.inner.snapshots(owner, page).await?;
+                    page.items.truncate(page.items.len() / 2);
+                    page.unreadable.push("simulated".to_owned());
+                    Ok(page)
+                }
+                Some(_) => self.timed_out("snapshots").await,
+                None => self.inner.snapshots(owner, page).await,
             }
-            Some(_) => self.timed_out("snapshots").await,
-            None => self.inner.snapshots(owner, page).await,
-        }
+        };
+        self.line.call(listed).await
     }
 
     async fn remove_snapshot(&self, mutation: &Mutation, sandbox: &SandboxId, snapshot: &SnapshotId) -> Result<()> {
@@ -208,7 +224,12 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
     }
 
     async fn disk_usage(&self, instance: &InstanceRef) -> Result<DiskUsage> {
-        self.inner.disk_usage(instance).await
+        let instance = instance.clone();
+        self.through("disk_usage", move |inner| {
+            let instance = instance.clone();
+            async move { inner.disk_usage(&instance).await }
+        })
+        .await
     }
 
     async fn restore(
@@ -236,8 +257,12 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
         spec: &InstanceSpec,
         source: &InstanceRef,
     ) -> Result<Observation> {
-        self.mutations.fetch_add(1, Ordering::SeqCst);
-        self.inner.fork(mutation, sandbox, owner, spec, source).await
+        let all = (mutation.clone(), sandbox.clone(), owner.clone(), spec.clone(), source.clone());
+        self.mutate("fork", (sandbox.clone(), mutation.token), move |inner| {
+            let (mutation, sandbox, owner, spec, source) = all.clone();
+            async move { inner.fork(&mutation, &sandbox, &owner, &spec, &source).await }
+        })
+        .await
     }
 
     async fn execute(
@@ -252,9 +277,13 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
             lock(&self.chance).probed.insert(instance, Instant::now());
         }
         self.agent(sandbox).await?;
+        // Nobody's rest is disturbed by what is not remembered.
+        if !spec.transient {
+            self.mutations.fetch_add(1, Ordering::SeqCst);
+        }
         let all = (mutation.clone(), sandbox.clone(), execution.clone(), spec.clone());
         let keeps = self.keeps();
-        self.through("execute", move |inner| {
+        self.change_uncounted("execute", sandbox, move |inner| {
             let (mutation, sandbox, execution, spec) = all.clone();
             let chance = self.chance.clone();
             async move {
@@ -281,19 +310,39 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
 
     async fn identity(&self, instance: &InstanceRef) -> Result<Identity> {
         self.file(&instance.sandbox).await?;
-        self.inner.identity(instance).await
+        let instance = instance.clone();
+        self.through("identity", move |inner| {
+            let instance = instance.clone();
+            async move { inner.identity(&instance).await }
+        })
+        .await
     }
 
     async fn whereabouts(&self, instance: &InstanceRef) -> Result<Whereabouts> {
-        self.inner.whereabouts(instance).await
+        let instance = instance.clone();
+        self.through("whereabouts", move |inner| {
+            let instance = instance.clone();
+            async move { inner.whereabouts(&instance).await }
+        })
+        .await
     }
 
     async fn memory_obstacles(&self, instance: &InstanceRef) -> Result<Vec<Obstacle>> {
-        self.inner.memory_obstacles(instance).await
+        let instance = instance.clone();
+        self.through("memory_obstacles", move |inner| {
+            let instance = instance.clone();
+            async move { inner.memory_obstacles(&instance).await }
+        })
+        .await
     }
 
     async fn log_tail(&self, instance: &InstanceRef, bytes_max: u64) -> Result<Vec<LogPart>> {
-        self.inner.log_tail(instance, bytes_max).await
+        let instance = instance.clone();
+        self.through("log_tail", move |inner| {
+            let instance = instance.clone();
+            async move { inner.log_tail(&instance, bytes_max).await }
+        })
+        .await
     }
 
     async fn execution(&self, instance: &InstanceRef, execution: &ExecutionId) -> Result<ExecStatus> {
@@ -322,7 +371,7 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
         follow: bool,
     ) -> Result<Box<dyn OutputStream>> {
         self.agent(&instance.sandbox).await?;
-        self.inner.attach(instance, execution, offset, follow).await
+        self.through_once("attach", self.inner.attach(instance, execution, offset, follow)).await
     }
 
     async fn write_stdin(
@@ -334,12 +383,18 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
         data: &[u8],
     ) -> Result<u64> {
         self.agent(sandbox).await?;
-        self.inner.write_stdin(mutation, sandbox, execution, offset, data).await
+        self.change_once("write_stdin", sandbox, self.inner.write_stdin(mutation, sandbox, execution, offset, data))
+            .await
     }
 
     async fn close_stdin(&self, mutation: &Mutation, sandbox: &SandboxId, execution: &ExecutionId) -> Result<()> {
         self.agent(sandbox).await?;
-        self.inner.close_stdin(mutation, sandbox, execution).await
+        let all = (mutation.clone(), sandbox.clone(), execution.clone());
+        self.change("close_stdin", sandbox, move |inner| {
+            let (mutation, sandbox, execution) = all.clone();
+            async move { inner.close_stdin(&mutation, &sandbox, &execution).await }
+        })
+        .await
     }
 
     async fn signal(
@@ -350,7 +405,12 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
         signal: i32,
     ) -> Result<()> {
         self.agent(sandbox).await?;
-        self.line.call(self.inner.signal(mutation, sandbox, execution, signal)).await
+        let all = (mutation.clone(), sandbox.clone(), execution.clone());
+        self.change("signal", sandbox, move |inner| {
+            let (mutation, sandbox, execution) = all.clone();
+            async move { inner.signal(&mutation, &sandbox, &execution, signal).await }
+        })
+        .await
     }
 
     async fn resize(
@@ -361,12 +421,22 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
         size: TtySize,
     ) -> Result<()> {
         self.agent(sandbox).await?;
-        self.inner.resize(mutation, sandbox, execution, size).await
+        let all = (mutation.clone(), sandbox.clone(), execution.clone());
+        self.change("resize", sandbox, move |inner| {
+            let (mutation, sandbox, execution) = all.clone();
+            async move { inner.resize(&mutation, &sandbox, &execution, size).await }
+        })
+        .await
     }
 
     async fn cancel(&self, mutation: &Mutation, sandbox: &SandboxId, execution: &ExecutionId) -> Result<ExecStatus> {
         self.agent(sandbox).await?;
-        self.line.call(self.inner.cancel(mutation, sandbox, execution)).await
+        let all = (mutation.clone(), sandbox.clone(), execution.clone());
+        self.change("cancel", sandbox, move |inner| {
+            let (mutation, sandbox, execution) = all.clone();
+            async move { inner.cancel(&mutation, &sandbox, &execution).await }
+        })
+        .await
     }
 
     async fn file_read(
@@ -377,7 +447,7 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
         length: Option<u64>,
     ) -> Result<ByteReader> {
         self.file(&instance.sandbox).await?;
-        self.inner.file_read(instance, path, offset, length).await
+        self.through_once("file_read", self.inner.file_read(instance, path, offset, length)).await
     }
 
     async fn file_write(
@@ -388,42 +458,52 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
         content: ByteReader,
     ) -> Result<FileStat> {
         self.file(sandbox).await?;
-        self.inner.file_write(mutation, sandbox, file, content).await
+        self.change_once("file_write", sandbox, self.inner.file_write(mutation, sandbox, file, content)).await
     }
 
     async fn file_stat(&self, instance: &InstanceRef, path: &str) -> Result<FileStat> {
         self.file(&instance.sandbox).await?;
-        self.inner.file_stat(instance, path).await
+        let all = (instance.clone(), path.to_owned());
+        self.through("file_stat", move |inner| {
+            let (instance, path) = all.clone();
+            async move { inner.file_stat(&instance, &path).await }
+        })
+        .await
     }
 
     async fn file_list(&self, instance: &InstanceRef, path: &str, depth: u32) -> Result<DirListing> {
         self.file(&instance.sandbox).await?;
-        self.inner.file_list(instance, path, depth).await
+        let all = (instance.clone(), path.to_owned());
+        self.through("file_list", move |inner| {
+            let (instance, path) = all.clone();
+            async move { inner.file_list(&instance, &path, depth).await }
+        })
+        .await
     }
 
     async fn file_mkdir(&self, mutation: &Mutation, sandbox: &SandboxId, path: &str) -> Result<()> {
         self.file(sandbox).await?;
-        self.inner.file_mkdir(mutation, sandbox, path).await
+        self.change_once("file_mkdir", sandbox, self.inner.file_mkdir(mutation, sandbox, path)).await
     }
 
     async fn file_move(&self, mutation: &Mutation, sandbox: &SandboxId, from: &str, to: &str) -> Result<()> {
         self.file(sandbox).await?;
-        self.inner.file_move(mutation, sandbox, from, to).await
+        self.change_once("file_move", sandbox, self.inner.file_move(mutation, sandbox, from, to)).await
     }
 
     async fn file_remove(&self, mutation: &Mutation, sandbox: &SandboxId, path: &str) -> Result<()> {
         self.file(sandbox).await?;
-        self.inner.file_remove(mutation, sandbox, path).await
+        self.change_once("file_remove", sandbox, self.inner.file_remove(mutation, sandbox, path)).await
     }
 
     async fn file_watch(&self, instance: &InstanceRef, path: &str, recursive: bool) -> Result<Box<dyn WatchStream>> {
         self.file(&instance.sandbox).await?;
-        self.inner.file_watch(instance, path, recursive).await
+        self.through_once("file_watch", self.inner.file_watch(instance, path, recursive)).await
     }
 
     async fn archive_get(&self, instance: &InstanceRef, path: &str) -> Result<ByteReader> {
         self.file(&instance.sandbox).await?;
-        self.inner.archive_get(instance, path).await
+        self.through_once("archive_get", self.inner.archive_get(instance, path)).await
     }
 
     async fn archive_put(
@@ -435,17 +515,17 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
         archive: ByteReader,
     ) -> Result<Unpacked> {
         self.file(sandbox).await?;
-        self.inner.archive_put(mutation, sandbox, path, bounds, archive).await
+        self.change_once("archive_put", sandbox, self.inner.archive_put(mutation, sandbox, path, bounds, archive)).await
     }
 
     async fn dial(&self, instance: &InstanceRef, port: u16) -> Result<Box<dyn Dialled>> {
         self.agent(&instance.sandbox).await?;
-        self.inner.dial(instance, port).await
+        self.through_once("dial", self.inner.dial(instance, port)).await
     }
 
     async fn requests(&self, instance: &InstanceRef) -> Result<Box<dyn RequestStream>> {
         self.agent(&instance.sandbox).await?;
-        self.inner.requests(instance).await
+        self.through_once("requests", self.inner.requests(instance)).await
     }
 
     async fn answer_request(
@@ -456,11 +536,16 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
         answer: &str,
     ) -> Result<()> {
         self.agent(sandbox).await?;
-        self.inner.answer_request(mutation, sandbox, request, answer).await
+        let all = (mutation.clone(), sandbox.clone(), request.clone(), answer.to_owned());
+        self.change("answer_request", sandbox, move |inner| {
+            let (mutation, sandbox, request, answer) = all.clone();
+            async move { inner.answer_request(&mutation, &sandbox, &request, &answer).await }
+        })
+        .await
     }
 
     async fn export_snapshot(&self, snapshot: &SnapshotId) -> Result<ByteReader> {
-        self.inner.export_snapshot(snapshot).await
+        self.through_once("export_snapshot", self.inner.export_snapshot(snapshot)).await
     }
 
     async fn import_snapshot(
@@ -471,29 +556,45 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
         snapshot: &SnapshotId,
         file: ByteReader,
     ) -> Result<Snapshot> {
-        self.inner.import_snapshot(mutation, sandbox, owner, snapshot, file).await
+        self.change_once(
+            "import_snapshot",
+            sandbox,
+            self.inner.import_snapshot(mutation, sandbox, owner, snapshot, file),
+        )
+        .await
     }
 
     async fn processes(&self, instance: &InstanceRef) -> Result<Vec<ProcessSeen>> {
-        self.inner.processes(instance).await
+        let instance = instance.clone();
+        self.through("processes", move |inner| {
+            let instance = instance.clone();
+            async move { inner.processes(&instance).await }
+        })
+        .await
     }
 
     async fn audit(&self) -> Result<Vec<Finding>> {
-        let hangs = self.silent.load(Ordering::SeqCst) || lock(&self.script).audits_hang();
-        if hangs {
+        if lock(&self.script).audits_hang() {
             return self.timed_out("audit").await;
         }
-        self.inner.audit().await
+        self.through("audit", move |inner| async move { inner.audit().await }).await
     }
 
     async fn sweep(&self, findings: &[Finding]) -> Result<Vec<Swept>> {
-        if self.silent.load(Ordering::SeqCst) {
-            return self.timed_out("sweep").await;
-        }
-        self.inner.sweep(findings).await
+        let findings = findings.to_vec();
+        self.through("sweep", move |inner| {
+            let findings = findings.clone();
+            async move { inner.sweep(&findings).await }
+        })
+        .await
     }
 
     async fn set_network(&self, mutation: &Mutation, sandbox: &SandboxId, connected: bool) -> Result<()> {
-        self.inner.set_network(mutation, sandbox, connected).await
+        let all = (mutation.clone(), sandbox.clone());
+        self.change("set_network", sandbox, move |inner| {
+            let (mutation, sandbox) = all.clone();
+            async move { inner.set_network(&mutation, &sandbox, connected).await }
+        })
+        .await
     }
 }

@@ -9,6 +9,8 @@
 
 mod change;
 mod picture;
+#[cfg(test)]
+mod picture_tests;
 mod rest;
 mod task;
 #[cfg(test)]
@@ -140,6 +142,7 @@ invariants! {
     "strays-have-grace" "J1" Step "what has no record is collected only after the grace, and two listings that have it";
     "foreign-is-left-alone" "J1" Step "what is not ours is never touched";
     "stuck-is-noticed" "J7" Step "a phase past its deadline is noticed within two minutes (worlds without faults)";
+    "nothing-panics" "P1" Step "nothing panics, in any task of a daemon";
     "one-key-one-sandbox" "L1" Answer "a key with the same body makes one sandbox";
     "durable-before-answer" "L8" Answer "what is answered is recorded";
     "refusals-are-known" "S5" Answer "a create is refused only for quota, name, snapshot, drain or a store that fails";

@@ -60,7 +60,7 @@ fn queued() -> Stage {
 }
 
 /// One that runs.
-fn task() -> Task {
+pub(super) fn task() -> Task {
     let new = NewTask {
         id: TaskId::from_bytes([1; 16]),
         project: Project::default(),

@@ -16,9 +16,9 @@ use super::{Changes, INVARIANTS, When};
 use crate::store::Recorded;
 use crate::world::somebody;
 
-const NOW_MS: u64 = 1_000_000;
+pub(super) const NOW_MS: u64 = 1_000_000;
 
-fn work() -> Work {
+pub(super) fn work() -> Work {
     let operation = "op_1".parse().unwrap();
     Work { operation, attempt: 1, deadline_at_ms: NOW_MS + 30_000, retry_at_ms: 0, overdue: false }
 }
@@ -32,7 +32,7 @@ fn hibernating() -> Phase {
     Phase::Hibernating { step: HibernateStep::Save, save_failed: true, work: work() }
 }
 
-fn snapshot_id(byte: u8) -> SnapshotId {
+pub(super) fn snapshot_id(byte: u8) -> SnapshotId {
     SnapshotId::from_bytes([byte; 16])
 }
 
@@ -41,7 +41,7 @@ fn entry() -> Entry {
 }
 
 /// One that is ready, and nobody waits for.
-fn ready() -> Sandbox {
+pub(super) fn ready() -> Sandbox {
     let new = NewSandbox {
         id: SandboxId::from_bytes([1; 16]),
         project: Project::default(),
@@ -86,7 +86,7 @@ fn by_engine(before: Sandbox, cause: Cause, turn: impl FnOnce(&mut Sandbox)) -> 
     change(before, cause, Actor::part("engine"), turn)
 }
 
-fn row(state: SnapshotState, version: u64) -> Box<Snapshot> {
+pub(super) fn row(state: SnapshotState, version: u64) -> Box<Snapshot> {
     Box::new(Snapshot {
         id: snapshot_id(1),
         project: Project::default(),
@@ -106,7 +106,7 @@ fn row(state: SnapshotState, version: u64) -> Box<Snapshot> {
     })
 }
 
-fn schedule() -> Schedule {
+pub(super) fn schedule() -> Schedule {
     Schedule {
         id: ScheduleId::from_bytes([1; 16]),
         project: Project::default(),
@@ -129,7 +129,7 @@ fn schedule() -> Schedule {
 }
 
 /// A schedule that somebody asked to run.
-fn running() -> Schedule {
+pub(super) fn running() -> Schedule {
     let mut running = schedule();
     assert!(running.ask(NOW_MS));
     running

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use viv_core::lifecycle::{Actor, FreezeStep, Phase, Sandbox};
+use viv_core::planted::{Planted, is_planted};
 use viv_core::snapshot::{ForkPlan, SNAPSHOTS_MAX, Snapshot, SnapshotKind, SnapshotMemory, SnapshotState};
 use viv_core::spec::{Name, check_pairs};
 use viv_core::{SandboxId, SnapshotId};
@@ -178,7 +179,7 @@ impl Inner {
         let mut pause = BACKOFF;
         loop {
             let record = self.load(sandbox).await?;
-            if gone(&record) {
+            if gone(&record) && !is_planted(Planted::SnapshotAfterDelete) {
                 return self.give_up_snapshot(&row, "its sandbox was deleted").await;
             }
             let hold = self.hold(&row.fence()).await?;
@@ -228,7 +229,7 @@ impl Inner {
         let _entering = row.fork.as_ref().map(|_| self.begin_entry()).transpose()?;
         for _ in 0..RACES_MAX {
             let mut record = self.load(sandbox).await?;
-            if gone(&record) {
+            if gone(&record) && !is_planted(Planted::SnapshotAfterDelete) {
                 return Err(EngineError::Gone { sandbox: record.id, cause: Box::new(record.cause) });
             }
             record.version += 1;
@@ -273,6 +274,8 @@ impl Inner {
                     return Err(EngineError::NameTaken { name: name.map(Name::to_string).unwrap_or_default(), by });
                 }
                 Err(other) => {
+                    let all = std::iter::once(&record).chain(&made);
+                    all.for_each(|sandbox| self.doubt(&other, &sandbox.id));
                     let error = EngineError::from(other);
                     self.heed(&error);
                     return Err(error);

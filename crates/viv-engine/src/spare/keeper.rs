@@ -179,7 +179,10 @@ impl Round<'_> {
                 inner.spares.lock().held_until_ms = held_until_ms;
                 Ok(false)
             }
-            Err(other) => Err(other.into()),
+            Err(other) => {
+                inner.doubt(&other, &sandbox.id);
+                Err(other.into())
+            }
         }
     }
 }

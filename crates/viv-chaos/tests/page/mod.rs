@@ -1,0 +1,23 @@
+//! Tables of docs/proof.md, between their marks. `UPDATE=1` writes them.
+
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+/// Tests of one program write one after the other.
+static WRITES: Mutex<()> = Mutex::new(());
+
+/// The page has this table, or gets it.
+pub(crate) fn has(name: &str, table: &str) {
+    let _one = WRITES.lock().unwrap_or_else(PoisonError::into_inner);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/proof.md");
+    let page = std::fs::read_to_string(&path).unwrap();
+    let (begin, end) = (format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->\n"));
+    let (before, rest) = page.split_once(&begin).unwrap_or_else(|| panic!("{begin} is missing"));
+    let (_, after) = rest.split_once(&end).unwrap_or_else(|| panic!("{end} is missing"));
+    let wanted = format!("{before}{begin}\n{table}\n{end}{after}");
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(&path, &wanted).unwrap();
+        return;
+    }
+    assert!(page == wanted, "UPDATE=1 brings {name} of docs/proof.md up to date");
+}
