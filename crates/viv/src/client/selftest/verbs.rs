@@ -196,7 +196,7 @@ impl Patient<'_> {
     pub(crate) fn run(&self, id: &SandboxId, argv: &[&str]) -> anyhow::Result<Vec<u8>> {
         let key = fresh_key()?;
         let command = StartExecution::of(argv.iter().copied())?;
-        let Said { end, said, is_cut } = self.about(id, |sandbox| follow(&sandbox, &command, &key))?;
+        let Answered { end, said, is_cut } = self.about(id, |sandbox| follow(&sandbox, &command, &key))?;
         ensure!(end == (ExecutionState::Exited, Some(0)), "{argv:?} ended as {end:?}");
         // A full disk keeps outputs from being kept: what is missing was not said to be nothing.
         ensure!(!is_cut, "the output of {argv:?} was cut");
@@ -243,7 +243,7 @@ impl Patient<'_> {
 }
 
 /// What came of a command.
-struct Said {
+struct Answered {
     end: (ExecutionState, Option<i32>),
     said: Vec<u8>,
     /// Not all that it said was kept.
@@ -251,7 +251,7 @@ struct Said {
 }
 
 /// Started once, whoever asks how often, and read from its beginning.
-fn follow(sandbox: &SandboxHandle<'_>, command: &StartExecution, key: &IdempotencyKey) -> Asked<Said> {
+fn follow(sandbox: &SandboxHandle<'_>, command: &StartExecution, key: &IdempotencyKey) -> Asked<Answered> {
     let started = sandbox.start(command, Some(key))?;
     let (mut said, mut end, mut is_cut) = (Vec::new(), (started.state, started.exit_code), false);
     for line in sandbox.execution(started.id).follow(0) {
@@ -262,5 +262,5 @@ fn follow(sandbox: &SandboxHandle<'_>, command: &StartExecution, key: &Idempoten
             OutputLine::Chunk(_) | OutputLine::Alive(_) => {}
         }
     }
-    Ok(Said { end, said, is_cut })
+    Ok(Answered { end, said, is_cut })
 }
