@@ -4,6 +4,7 @@
 
 use std::future::Future;
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
@@ -28,13 +29,16 @@ pub(crate) struct Line {
     bell: Arc<Notify>,
     /// How many calls are left before it is cut, and whether that one has its effect.
     left: Arc<Mutex<Option<(u64, bool)>>>,
+    /// It does not cut itself any more, not even after a call that is on its way: one that waits for an end takes hours.
+    stays: Arc<AtomicBool>,
     /// Changes that are counted, and how one of them goes.
     calls: Option<Arc<Calls>>,
 }
 
 impl Line {
     pub(crate) fn new() -> Self {
-        Self { state: Arc::new(Mutex::new(State::Open)), bell: Arc::default(), left: Arc::default(), calls: None }
+        let state = Arc::new(Mutex::new(State::Open));
+        Self { state, bell: Arc::default(), left: Arc::default(), stays: Arc::default(), calls: None }
     }
 
     /// One on which changes are counted.
@@ -81,6 +85,7 @@ impl Line {
 
     /// It is not cut by itself any more.
     pub(crate) fn stay(&self) {
+        self.stays.store(true, Ordering::SeqCst);
         *self.left.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
@@ -130,7 +135,7 @@ impl Line {
             self.pass().await;
         }
         let answer = call.await;
-        if last == Some(true) {
+        if last == Some(true) && !self.stays.load(Ordering::SeqCst) {
             self.cut();
         }
         self.pass().await;
