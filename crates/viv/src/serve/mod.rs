@@ -215,6 +215,8 @@ async fn daemon(
     let url = format!("http://{address}");
     let daemon = serde_json::json!({ "url": url, "pid": std::process::id(), "version": env!("CARGO_PKG_VERSION") });
     let daemon_file = data.join("daemon.json");
+    // Before anybody is told where it is: whoever ends it at once ends it in order.
+    let asked = asked_to_end()?;
     write_whole(&daemon_file, &serde_json::to_vec_pretty(&daemon)?)?;
     say(format_args!("viv {} listens on {url}, with everything in {}", env!("CARGO_PKG_VERSION"), data.display()));
 
@@ -224,7 +226,7 @@ async fn daemon(
     let ended = engine.clone();
     let until = async move {
         tokio::select! {
-            () = asked_to_end() => {}
+            () = asked => {}
             () = ended.ended() => {
                 say(format_args!("error: somebody took over the store; this daemon ends, its sandboxes live on"));
             }
@@ -360,15 +362,15 @@ fn reload_on_hangup(engine: Engine, gates: Gates, files: Vec<PathBuf>) -> anyhow
     Ok(())
 }
 
-async fn asked_to_end() {
-    let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
-    else {
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
+/// Listens from when it is called, and answers when somebody asked.
+fn asked_to_end() -> anyhow::Result<impl Future<Output = ()>> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
 }
 
 /// Tells whoever started it. No daemon ends because its log lies on a full disk.
