@@ -185,6 +185,7 @@ impl LocalProvider {
         let fences = Fences::open(data.fences())?;
         if config.renew_locks {
             fences.renew_locks()?;
+            crate::store::renew_locks(&data)?;
         }
         let ids = Ids::open(data.ids(), config.ids)?;
         let agent = agent_image::install(&data.agent())?;

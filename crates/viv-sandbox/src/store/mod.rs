@@ -82,6 +82,9 @@ const LEFT_AFTER: Duration = Duration::from_secs(600);
 /// Making a pool takes seconds.
 const CHOOSE_WITHIN: Duration = Duration::from_secs(60);
 
+/// Longer than collecting holds them, unless whoever does was stopped in the middle.
+const STUCK_AFTER: Duration = Duration::from_millis(500);
+
 /// How layers are to be kept.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StoreConfig {
@@ -246,6 +249,18 @@ impl Store {
     }
 }
 
+/// Whoever holds everybody else up holds nobody any more. Only for who knows that it can do nothing: an owner that was
+/// killed while it was frozen, perhaps in the middle of collecting (J8). Those who build let others build.
+pub(crate) fn renew_locks(data: &DataDir) -> io::Result<()> {
+    for path in [data.store_gate(), data.store_lock()] {
+        match lock_file(&path, false, STUCK_AFTER) {
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => fs::remove_file(&path)?,
+            taken => drop(taken?),
+        }
+    }
+    Ok(())
+}
+
 fn choose(data: &DataDir, config: StoreConfig) -> io::Result<Chosen> {
     let (file, marks) = (data.store(), Marks::of_this_process());
     let ids = match Standing::of_this_process()? {
@@ -308,4 +323,23 @@ fn count_of(ids: Option<u32>) -> String {
 pub(crate) fn unique() -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     format!("{}.{}.{}", std::process::id(), crate::shim::now_wall_ms(), COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn j8_who_was_frozen_while_it_collected_holds_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        let data = DataDir::new(folder.path().to_owned());
+        let builds = lock_file(&data.store_gate(), false, Duration::ZERO).unwrap();
+        let stuck = lock_file(&data.store_lock(), true, Duration::ZERO).unwrap();
+        assert!(lock_file(&data.store_lock(), false, Duration::ZERO).is_err());
+        renew_locks(&data).unwrap();
+        drop(lock_file(&data.store_lock(), false, Duration::ZERO).unwrap());
+        // Who builds held nobody up, and is waited for by who collects.
+        assert!(lock_file(&data.store_gate(), true, Duration::ZERO).is_err());
+        drop((builds, stuck));
+    }
 }
