@@ -129,7 +129,8 @@ fn k6_what_is_not_said_of_limits_and_steps_is_as_it_was() {
         limit_ms: Some(7),
         ..ExecSpec::default()
     };
-    assert_eq!(StepChanges::default().of(std::slice::from_ref(&step)), [step.clone()]);
+    let same = std::slice::from_ref(&step);
+    assert_eq!(StepChanges::default().of(same), same);
     let changes = StepChanges {
         env: [("B".to_owned(), "3".to_owned())].into(),
         cwd: Some("/two".to_owned()),
