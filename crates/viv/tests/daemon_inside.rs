@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use support::daemon::{Daemon, PATIENCE, run};
-use viv_api::bound::{ScheduleRef, WaitMs};
+use viv_api::bound::{Path as ApiPath, ScheduleRef, WaitMs};
 use viv_api::daemon::BeginDrain;
 use viv_api::execution::{Execution, ExecutionState, OutputLine, StartExecution};
-use viv_api::query::ListEvents;
+use viv_api::query::{ListEvents, WriteFile};
 use viv_api::sandbox::{CreateSandbox, EnsureSandbox, Sandbox, Status};
 use viv_api::schedule::{CreateSchedule, Schedule};
 use viv_core::{ExecutionId, SandboxId};
@@ -53,6 +53,16 @@ fn refused(daemon: &Daemon, id: &SandboxId, script: &str, expected: i32) -> Stri
 
 fn start(daemon: &Daemon, id: &SandboxId, script: &str) -> ExecutionId {
     daemon.sandbox(id).start(&StartExecution::of(["/bin/sh", "-c", script]).unwrap(), None).unwrap().id
+}
+
+/// Starts a script whose question ends the daemon: it asks once its start was answered, which the daemon is to live for.
+fn start_fatal(daemon: &Daemon, id: &SandboxId, script: &str) -> ExecutionId {
+    inside(daemon, id, "rm -f /workspace/go");
+    let started = start(daemon, id, &format!("until [ -e /workspace/go ]; do sleep 0.02; done; {script}"));
+    let go = WriteFile { path: ApiPath::new("/workspace/go").unwrap(), mode: None, user: None, generation: None };
+    // Whether the daemon lives to answer this is of no matter.
+    let _answered = daemon.sandbox(id).write_file(&go, &mut std::io::empty());
+    started
 }
 
 /// What an execution said, and how it ended.
@@ -220,7 +230,7 @@ fn j4_a_daemon_that_dies_before_it_answers_makes_one_schedule() {
     let mut daemon = Daemon::prepare(&[]);
     daemon.run(&[("VIV_FAILPOINT", "inside.done")]);
     let id = named(&daemon, "box").id;
-    let adding = start(&daemon, &id, "viv --wait 2m schedule add --cron @daily -- true");
+    let adding = start_fatal(&daemon, &id, "viv --wait 2m schedule add --cron @daily -- true");
     daemon.wait();
     daemon.restart();
     let (said, ended) = followed(&daemon, &id, &adding);
@@ -231,7 +241,7 @@ fn j4_a_daemon_that_dies_before_it_answers_makes_one_schedule() {
     // And it is taken away once, which is no error to who asked.
     daemon.end();
     daemon.run(&[("VIV_FAILPOINT", "inside.done")]);
-    let removing = start(&daemon, &id, &format!("viv --wait 2m schedule rm {}", said.trim()));
+    let removing = start_fatal(&daemon, &id, &format!("viv --wait 2m schedule rm {}", said.trim()));
     daemon.wait();
     daemon.restart();
     let (again, ended) = followed(&daemon, &id, &removing);
