@@ -1,6 +1,7 @@
 //! Ground for tests on the real binary: a data folder, an owner and a cgroup of their own each.
 #![allow(dead_code, unreachable_pub, reason = "every test binary uses a part of this")]
 
+pub mod base;
 pub mod criu;
 pub mod daemon;
 pub mod disk;
@@ -101,6 +102,7 @@ impl Ground {
         let mut config = LocalConfig::new(data.clone(), viv_binary());
         config.cgroup_prefix.clone_from(&cgroup_prefix);
         change(&mut config);
+        base::lend(&data);
         let provider = LocalProvider::open(config).unwrap();
         let owner = format!("test-{name}").parse().unwrap();
         Self { provider, owner, data, cgroup_prefix, _folder: folder }
@@ -270,6 +272,7 @@ impl Drop for Ground {
                 }
             }
         }
+        base::take_back(&self.data);
         remove_for_good(self.folder());
     }
 }

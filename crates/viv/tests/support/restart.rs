@@ -20,6 +20,7 @@ use viv_sandbox::cgroup::Layout;
 use viv_sandbox::{LocalConfig, LocalProvider};
 use viv_store::{SqliteStore, Store};
 
+use super::base;
 use super::daemon::PATIENCE;
 use super::disk::Disk;
 use super::{VIV, eventually, eventually_quietly, eventually_within, fresh_bytes, hex, is_alive, kill};
@@ -74,6 +75,7 @@ impl House {
 
     fn made(folder: tempfile::TempDir, data: PathBuf, arguments: &[&str]) -> Self {
         fs::create_dir(&data).unwrap();
+        base::lend(&data.join("sandboxes"));
         let config = folder.path().join("config.toml");
         fs::write(&config, "").unwrap();
         let cgroup_prefix = format!("viv-test-{}", hex(&fresh_bytes()[8..]));
@@ -249,6 +251,7 @@ impl Drop for House {
             all_gone
         });
         let _ = rustix::mount::unmount(self.provider_folder().join("layers"), rustix::mount::UnmountFlags::DETACH);
+        base::take_back(&self.provider_folder());
         remove_for_good(&self.data);
     }
 }
