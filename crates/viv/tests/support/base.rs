@@ -9,9 +9,12 @@ use std::path::{Path, PathBuf};
 
 use super::{fresh_bytes, hex};
 
-/// Where those are that nobody has.
+/// Names the folder for those that nobody has, where it is another one: ordinary users have their own.
+pub const SHELF: &str = "VIV_TEST_BASES";
+
 fn shelf() -> PathBuf {
-    Path::new(env!("CARGO_TARGET_TMPDIR")).join("bases")
+    let named = std::env::var_os(SHELF).map(PathBuf::from);
+    named.unwrap_or_else(|| Path::new(env!("CARGO_TARGET_TMPDIR")).join("bases"))
 }
 
 fn named_alike(folder: &Path) -> impl Iterator<Item = PathBuf> {

@@ -11,6 +11,7 @@ use std::process::{Command, Output};
 
 use viv_sandbox::cgroup::Layout;
 
+use super::base::SHELF;
 use super::{VIV, eventually_quietly, fresh_bytes, hex};
 
 /// High enough that no machine has given it to anybody.
@@ -156,6 +157,7 @@ impl User {
             .env("HOME", self.home())
             .env("TMPDIR", self.home().join("tmp"))
             .env("VIV_TEST_BINARY", self.viv_binary())
+            .env(SHELF, self.home().join("bases"))
             .env_remove("XDG_DATA_HOME")
             .current_dir("/");
         command
