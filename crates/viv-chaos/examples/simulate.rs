@@ -1,12 +1,14 @@
 //! Runs the worlds of some seeds, and tells what was found: `make simulate SEEDS=0..5000`, or `SEEDS=14` for one.
 //!
-//! `STORE=sqlite` has them record in the store that ships, in a file in memory.
+//! `STORE=sqlite` has them record in the store that ships, in a file in memory. `OFF=durable_stop,quota` has them run
+//! without these gates, and should find what they protect broken.
 //!
 //! Ends with one line: worlds, steps, faults by kind, checks, violations. Fails when there were any.
 
 use std::process::ExitCode;
 
-use viv_chaos::{Plan, StoreKind, shrink, sweep_of};
+use viv_chaos::{Plan, StoreKind, off, shrink, sweep_of};
+use viv_engine::Gate;
 
 /// How many worlds there are when nothing is said.
 const SEEDS: u64 = 5_000;
@@ -32,7 +34,18 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let plan = |seed| Plan { store, ..Plan::of(seed) };
+    let named = std::env::var("VIV_SIM_OFF").unwrap_or_default();
+    let mut without = Vec::new();
+    for name in named.split(',').filter(|name| !name.is_empty()) {
+        let Some(gate) = Gate::named(name) else {
+            let names = Gate::ALL.map(Gate::name).join(", ");
+            eprintln!("there is no gate {name}: {names}");
+            return ExitCode::from(2);
+        };
+        without.push(gate);
+    }
+    let gates = off(&without);
+    let plan = |seed| Plan { store, gates: gates.clone(), ..Plan::of(seed) };
     let found = sweep_of(seeds, workers, plan, |violation| println!("{violation}"));
     if let Some(first) = found.violations.first() {
         let (plan, smaller) = shrink(&plan(first.seed), first.clone());

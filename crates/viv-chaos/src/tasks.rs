@@ -34,6 +34,9 @@ const EFFECT: &str = "push";
 /// sandbox saved, and an agent that hangs is waited for.
 const STOPPED_WITHIN_MS: u64 = 60_000;
 
+/// How long after its window a silent step may run: it is asked to end first.
+const SILENT_WITHIN_MS: u64 = 20_000;
+
 /// Answers what steps of these tasks say: `push` asks for the effect and never tells what came of it, `push done` does,
 /// and `deploy` is nothing that anybody declared.
 pub(crate) fn answers() -> Inside {
@@ -189,9 +192,33 @@ impl World<'_> {
                     format!("{} is {:?} {late_ms} ms later", task.id, task.state)
                 })?;
             }
+            self.check_silent(picture, task).await?;
             self.check_over(picture, task).await?;
         }
         Ok(())
+    }
+
+    /// A step that never said anything does not run on for long after its task's window.
+    async fn check_silent(&self, picture: &Picture, task: &Task) -> Found {
+        let Some(window_ms) = task.limits.inactivity_ms.filter(|_| !task.state.is_final() && self.is_calm()) else {
+            return Ok(());
+        };
+        let (Some(execution), Some(record)) = (task.executions.last(), picture.records.get(&task.sandbox)) else {
+            return Ok(());
+        };
+        if execution.generation != record.generation || self.may_take_long(picture, task) {
+            return Ok(());
+        }
+        let instance = InstanceRef { sandbox: task.sandbox.clone(), generation: record.generation };
+        let Ok(seen) = self.provider.truth().execution(&instance, &execution.id).await else { return Ok(()) };
+        if seen.state != ExecState::Running || seen.output_bytes > 0 {
+            return Ok(());
+        }
+        let heard_at_ms = seen.started_at_ms.max(record.phase_since_ms).max(task.times.reported_at_ms.unwrap_or(0));
+        let silent_ms = self.clock.now_ms().saturating_sub(heard_at_ms);
+        holds("silent-tasks-end", silent_ms <= window_ms.saturating_add(SILENT_WITHIN_MS), || {
+            format!("{} may be silent for {window_ms} ms, and is for {silent_ms}", task.id)
+        })
     }
 
     /// What it ends in is damaged, or cannot be saved, or was never seen to end.

@@ -78,17 +78,25 @@ trials! {
     EffectsGate "K5" effects_gate "a task asks for an effect that it did not declare: it is refused";
 }
 
-/// What worlds find broken without these; the others are only staged.
-pub const IN_WORLDS: &[(Gate, &[&str])] = &[
-    (Gate::ProbeBeforeUse, &["probed-before-use"]),
-    (Gate::GenerationCheck, &["old-handles-are-refused"]),
-    (Gate::EvidenceAges, &["ready-is-shown-on-evidence"]),
-    (Gate::OrphanGrace, &["strays-have-grace"]),
-    (Gate::TwoListings, &["strays-have-grace"]),
-    (Gate::Quota, &["quota-holds"]),
-    (Gate::FreshExpiry, &["expiry-is-fetched"]),
-    (Gate::ActivityFilter, &["unused-goes-to-rest", "stopped-is-the-end"]),
-    (Gate::EntryOnlyResume, &["a-reconnect-joins", "old-handles-are-refused"]),
+/// What worlds find broken without these, and from which seed on they are looked at: the first at which each is found is
+/// not far. The others are only staged.
+pub const IN_WORLDS: &[(Gate, u64, &[&str])] = &[
+    (Gate::ProbeBeforeUse, 0, &["probed-before-use"]),
+    (Gate::GenerationCheck, 0, &["old-handles-are-refused"]),
+    (Gate::EvidenceAges, 0, &["ready-is-shown-on-evidence"]),
+    (Gate::PushedEnds, 0, &["ends-are-shown"]),
+    (Gate::OrphanGrace, 0, &["strays-have-grace"]),
+    (Gate::TwoListings, 0, &["strays-have-grace"]),
+    (Gate::Quota, 0, &["quota-holds"]),
+    (Gate::FreshExpiry, 0, &["expiry-is-fetched"]),
+    (Gate::ActivityFilter, 0, &["unused-goes-to-rest", "stopped-is-the-end"]),
+    (Gate::EntryOnlyResume, 0, &["a-reconnect-joins", "old-handles-are-refused"]),
+    (Gate::ProviderTruth, 440, &["rest-is-real"]),
+    (Gate::DurableStop, 0, &["stops-of-tasks-are-durable"]),
+    (Gate::PushedCancellation, 0, &["stops-of-tasks-are-soon"]),
+    (Gate::InactivityLimit, 380, &["silent-tasks-end"]),
+    (Gate::AuthoritativeTimeout, 0, &["over-tasks-run-nothing"]),
+    (Gate::EffectsGate, 0, &["grants-are-declared"]),
 ];
 
 /// Switches these off for everybody.

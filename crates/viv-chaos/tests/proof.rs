@@ -36,7 +36,7 @@ fn gates() -> String {
     let mut table =
         "| gate | rule | what happens, and has to come out | found by worlds as |\n|---|---|---|---|\n".to_owned();
     for trial in TRIALS {
-        let found = IN_WORLDS.iter().find(|(gate, _)| *gate == trial.gate).map(|(_, names)| names.to_vec());
+        let found = IN_WORLDS.iter().find(|(gate, ..)| *gate == trial.gate).map(|(.., names)| names.to_vec());
         let found: Vec<String> = found.unwrap_or_default().iter().map(|name| format!("`{name}`")).collect();
         writeln!(table, "| `{}` | {} | {} | {} |", trial.gate.name(), trial.rule, trial.says, found.join(", "))
             .unwrap();

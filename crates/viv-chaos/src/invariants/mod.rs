@@ -161,6 +161,7 @@ invariants! {
     "a-reconnect-joins" "L4" Answer "who comes with a handle gets nothing that rests, unless somebody else woke it";
     "stops-of-tasks-are-durable" "K2" Answer "an acknowledged stop of a task is recorded, or it was over";
     "stops-of-tasks-are-soon" "K3" Step "a task that was stopped is over within a minute (worlds without faults)";
+    "silent-tasks-end" "K4" Step "a step that says nothing runs for its window and 20 s at most (worlds without faults)";
     "forks-are-all-there" "L11" Answer "of an acknowledged fork all are there";
     "comes-to-rest" "P3" Rest "when faults stop, everything is where it is wanted, lost or failed, in bounded time";
     "rest-is-real" "P3" Rest "what is ready runs, and what is frozen stands still, at the provider";
