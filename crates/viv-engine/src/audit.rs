@@ -1,8 +1,9 @@
 //! Audit and reconciliation by hand: both ways, report-only or acting, each item journaled (J1, J2).
 //!
 //! What the provider has and nobody wants, what is recorded and not there, and what was left on the machine. Instances
-//! and records go the way of `provider-sync`, with its grace and its two listings; what was left is cleared away by the
-//! provider, which looks at each once more.
+//! and records go the way of `provider-sync`, with its grace and its two listings: by hand it runs once more for that,
+//! and what runs by itself leaves them to it. What was left is cleared away by the provider, which looks at each once
+//! more.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::{Arc, PoisonError};
@@ -90,10 +91,27 @@ impl AuditOutcome {
     }
 }
 
+/// What is done about what is found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Deed {
+    /// Nothing.
+    Report,
+    /// Everything that can be: somebody asked.
+    PutRight,
+    /// What nobody else sees to. A listing of this one beside that of `provider-sync`, as at the start, would make two of
+    /// one moment, and two are to agree because time went by between them (J1).
+    PutRightWhatIsLeft,
+}
+
 impl Engine {
     /// Compares records, provider and machine, and tells what does not belong; with `act`, puts it right.
     pub async fn audit(&self, act: bool, by: Actor) -> Result<AuditReport, EngineError> {
+        self.compare(if act { Deed::PutRight } else { Deed::Report }, by).await
+    }
+
+    async fn compare(&self, deed: Deed, by: Actor) -> Result<AuditReport, EngineError> {
         let inner = &self.inner;
+        let act = deed != Deed::Report;
         let word = if act { "reconcile" } else { "audit" };
         let began_at_ms = inner.clock.now_ms();
         inner.note(word, "started", &by, None, json!({})).await?;
@@ -109,7 +127,7 @@ impl Engine {
         let items = found.items.len() + held.len();
         inner.note(word, "found", &by, None, json!({ "items": items, "complete": found.complete })).await?;
         if act {
-            inner.put_right(&mut found).await?;
+            inner.put_right(&mut found, deed).await?;
             inner.put_store_right(&mut held).await;
         }
         found.items.extend(held.into_iter().map(|(_, item)| item));
@@ -132,7 +150,7 @@ impl Engine {
 /// Everything at once, as a reconciler (J2).
 pub(crate) async fn run(inner: &Arc<Inner>) -> Result<Report, EngineError> {
     let engine = Engine { inner: inner.clone() };
-    let report = engine.audit(true, Actor::part("full")).await?;
+    let report = engine.compare(Deed::PutRightWhatIsLeft, Actor::part("full")).await?;
     let count = |wanted: &str| report.items.iter().filter(|item| item.outcome.as_str() == wanted).count() as u64;
     Ok(Report { found: report.items.len() as u64 + report.more, did: count("done"), failed: count("failed") })
 }
@@ -237,17 +255,14 @@ impl Inner {
         Ok(left)
     }
 
-    async fn put_right(self: &Arc<Self>, found: &mut Found) -> Result<(), EngineError> {
-        // Instances and records: as it is done on a period, so nothing is collected sooner (J1).
-        let synced = provider_sync::run(self).await;
+    async fn put_right(self: &Arc<Self>, found: &mut Found, deed: Deed) -> Result<(), EngineError> {
         let first_left = found.items.len() - found.left.len();
-        for (index, item) in found.items[..first_left].iter_mut().enumerate() {
-            item.outcome = match (&synced, found.instances.get(index), &item.sandbox) {
-                (Err(error), ..) => AuditOutcome::Failed(crate::effect::in_words(error)),
-                (Ok(_), Some(instance), _) => self.after_collecting(instance).await,
-                (Ok(_), None, Some(sandbox)) => self.after_looking(sandbox).await?,
-                (Ok(_), None, None) => AuditOutcome::Left("it names no sandbox".to_owned()),
-            };
+        if deed == Deed::PutRightWhatIsLeft {
+            for item in &mut found.items[..first_left] {
+                item.outcome = AuditOutcome::Left("provider-sync sees to it".to_owned());
+            }
+        } else {
+            self.sync(&mut found.items[..first_left], &found.instances).await?;
         }
         let swept = self.within("a sweep", self.config.budgets.sweep, self.provider.sweep(&found.left)).await;
         for (index, item) in found.items[first_left..].iter_mut().enumerate() {
@@ -259,6 +274,20 @@ impl Inner {
                     Some(SweptAs::Failed(why)) => AuditOutcome::Failed(why.clone()),
                     None => AuditOutcome::Left("the provider clears nothing away".to_owned()),
                 },
+            };
+        }
+        Ok(())
+    }
+
+    /// Instances and records: as it is done on a period, so nothing is collected sooner (J1).
+    async fn sync(self: &Arc<Self>, items: &mut [AuditItem], instances: &[InstanceRef]) -> Result<(), EngineError> {
+        let synced = provider_sync::run(self).await;
+        for (index, item) in items.iter_mut().enumerate() {
+            item.outcome = match (&synced, instances.get(index), &item.sandbox) {
+                (Err(error), ..) => AuditOutcome::Failed(crate::effect::in_words(error)),
+                (Ok(_), Some(instance), _) => self.after_collecting(instance).await,
+                (Ok(_), None, Some(sandbox)) => self.after_looking(sandbox).await?,
+                (Ok(_), None, None) => AuditOutcome::Left("it names no sandbox".to_owned()),
             };
         }
         Ok(())

@@ -26,8 +26,9 @@ use crate::inside::Ears;
 use crate::journal;
 use crate::knowledge::Knowledge;
 use crate::listen::Listeners;
-use crate::metrics::{Census, Feed, Metrics, family};
+use crate::metrics::{Feed, Metrics, family};
 use crate::reconcile::{Health, Reconcilers};
+use crate::roster::Roster;
 use crate::schedule::Schedules;
 use crate::snapshot::Savers;
 use crate::spare::Spares;
@@ -66,6 +67,7 @@ pub(crate) struct Inner {
     pub(crate) clock: Clock,
     pub(crate) draw: Draw,
     pub(crate) timer: Timer,
+    pub(crate) roster: Roster,
     pub(crate) knowledge: Knowledge,
     pub(crate) breaker: Breaker,
     pub(crate) outside: Outside,
@@ -78,9 +80,6 @@ pub(crate) struct Inner {
     pub(crate) metrics: Metrics,
     /// How far the journal was counted.
     pub(crate) feed: tokio::sync::Mutex<Feed>,
-    pub(crate) last_census: Mutex<Option<Census>>,
-    /// When who was not used for long was asked what runs in it, and whether that says nothing.
-    pub(crate) silent: tokio::sync::Mutex<HashMap<SandboxId, (u64, bool)>>,
     pub(crate) alerts: Alerts,
     pub(crate) cleanups: Cleanups,
     /// Held while somebody sets alarms and watches of one, so that the latest is the last.
@@ -163,6 +162,8 @@ impl Engine {
         let no_memory = (!capabilities.can(Capability::SaveMemory)).then(why);
         config.spares.check()?;
         let spares = Spares::of(&config.spares);
+        let stuck_after_ms = config.alerts.as_ref().map(|alerts| alerts.stuck_after.as_millis() as u64);
+        let roster = Roster::new(config.quota.weights, stuck_after_ms);
         let metrics = Metrics::default();
         let feed = Feed::after(*store.tail().borrow());
         config.inside = config.inside.filter(|_| capabilities.can(Capability::Requests));
@@ -175,6 +176,7 @@ impl Engine {
                 clock,
                 draw: Box::new(draw),
                 timer: Timer::default(),
+                roster,
                 knowledge: Knowledge::default(),
                 breaker: Breaker::default(),
                 outside: Outside::default(),
@@ -186,8 +188,6 @@ impl Engine {
                 reconcilers: Reconcilers::telling(&metrics),
                 metrics,
                 feed: tokio::sync::Mutex::new(feed),
-                last_census: Mutex::default(),
-                silent: tokio::sync::Mutex::default(),
                 alerts: Alerts::default(),
                 cleanups: Cleanups::default(),
                 attending: Mutex::default(),
@@ -502,6 +502,7 @@ impl Inner {
             return;
         }
         let idle_at_ms = self.idle_at_ms(sandbox);
+        self.roster.attend(sandbox, idle_at_ms);
         self.timer.set(&sandbox.id, alarm_ms(sandbox, idle_at_ms, self.clock.now_ms()));
         // In verification, services are asked.
         if sandbox.phase == Phase::Ready {

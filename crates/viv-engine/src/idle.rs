@@ -43,6 +43,9 @@ impl Inner {
         let news = self.knowledge.begin_use(sandbox, now_ms, ACTIVITY_GRAIN_MS);
         let using = InUse { inner: self.clone(), sandbox: sandbox.clone() };
         if news {
+            // Before it is written: whoever is dropped in between leaves it called used, and its record is read before it
+            // is called anything else.
+            self.roster.used(sandbox, now_ms);
             self.store.touch(self.epoch, sandbox, now_ms).await?;
         }
         Ok((using, news))
@@ -70,6 +73,7 @@ impl Inner {
                 return Ok(false);
             };
             if used_at_ms > record.active_at_ms {
+                self.roster.used(&record.id, used_at_ms);
                 self.store.touch(self.epoch, &record.id, used_at_ms).await?;
                 let used = Sandbox { active_at_ms: used_at_ms, ..record.clone() };
                 if self.idle_at_ms(&used).is_none_or(|at_ms| at_ms > self.clock.now_ms()) {

@@ -10,6 +10,7 @@
 //!   schedule    one sleep until the soonest schedule is due, a task for each run under way (L17)
 //!   task        one driver per living task: prepare, run, end (K1)
 //!   watch       one wait per living instance, for its end to be pushed
+//!   roster      those that live, so that figures and deadlines cost what is due, not what lives
 //!   idle        the next rung of the ladder, when nobody used it for its window (L5)
 //!   listen      one wait per service of a ready sandbox, for its end to be told
 //!   inside      one wait per sandbox that runs, for what those inside ask for
@@ -33,6 +34,7 @@
 #![forbid(unsafe_code)]
 
 mod adopt;
+mod agenda;
 pub mod alert;
 mod audit;
 mod audit_store;
@@ -64,6 +66,7 @@ mod pressure;
 mod probe;
 mod read;
 mod reconcile;
+mod roster;
 mod schedule;
 mod serve;
 mod snapshot;

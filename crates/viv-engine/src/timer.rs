@@ -1,37 +1,28 @@
 //! One queue of all alarms.
 
-use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 use viv_core::SandboxId;
 
+use crate::agenda::Agenda;
 use crate::clock::Clock;
 
 /// When which sandbox has to be looked at: one alarm each at most, one sleep for all.
 #[derive(Debug, Default)]
 pub(crate) struct Timer {
-    alarms: Mutex<Alarms>,
+    alarms: Mutex<Agenda>,
     sooner: Notify,
-}
-
-#[derive(Debug, Default)]
-struct Alarms {
-    queue: BTreeSet<(u64, SandboxId)>,
-    by_id: HashMap<SandboxId, u64>,
 }
 
 impl Timer {
     /// Sets the alarm of a sandbox, in place of the one it had.
     pub(crate) fn set(&self, sandbox: &SandboxId, at_ms: Option<u64>) {
         let mut alarms = self.lock();
-        if let Some(before) = alarms.by_id.remove(sandbox) {
-            alarms.queue.remove(&(before, sandbox.clone()));
-        }
+        alarms.set(sandbox, None);
         let Some(at_ms) = at_ms else { return };
-        let first = alarms.queue.first().is_none_or(|(first, _)| at_ms < *first);
-        alarms.queue.insert((at_ms, sandbox.clone()));
-        alarms.by_id.insert(sandbox.clone(), at_ms);
+        let first = alarms.first_ms().is_none_or(|first_ms| at_ms < first_ms);
+        alarms.set(sandbox, Some(at_ms));
         drop(alarms);
         if first {
             self.sooner.notify_one();
@@ -41,18 +32,14 @@ impl Timer {
     /// Waits for the next alarm and takes it out.
     pub(crate) async fn next(&self, clock: &Clock) -> SandboxId {
         loop {
-            let first = self.lock().queue.first().map(|(at_ms, _)| *at_ms);
-            match first {
-                Some(at_ms) if at_ms <= clock.now_ms() => {
-                    let mut alarms = self.lock();
-                    if let Some((at_ms, sandbox)) = alarms.queue.pop_first() {
-                        if at_ms <= clock.now_ms() {
-                            alarms.by_id.remove(&sandbox);
-                            return sandbox;
-                        }
-                        alarms.queue.insert((at_ms, sandbox));
-                    }
+            let first_ms = {
+                let mut alarms = self.lock();
+                if let Some(sandbox) = alarms.take_due(clock.now_ms()) {
+                    return sandbox;
                 }
+                alarms.first_ms()
+            };
+            match first_ms {
                 // A permit that was left by `set` only makes this look once more.
                 Some(at_ms) => {
                     tokio::select! {
@@ -68,10 +55,10 @@ impl Timer {
 
     /// How many alarms there are.
     pub(crate) fn len(&self) -> usize {
-        self.lock().queue.len()
+        self.lock().len()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Alarms> {
+    fn lock(&self) -> MutexGuard<'_, Agenda> {
         self.alarms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

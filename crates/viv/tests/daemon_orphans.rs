@@ -29,8 +29,12 @@ async fn state(house: &House, instance: &InstanceRef) -> InstanceState {
     house.provider().observe(instance).await.unwrap().state
 }
 
+fn reconciler(client: &Client, name: &str) -> Option<Reconciler> {
+    client.reconcilers().unwrap().items.into_iter().find(|one| one.name == name)
+}
+
 fn provider_sync(client: &Client) -> Option<Reconciler> {
-    client.reconcilers().unwrap().items.into_iter().find(|one| one.name == "provider-sync")
+    reconciler(client, "provider-sync")
 }
 
 /// The sandboxes that the journal says were collected.
@@ -84,20 +88,23 @@ async fn j1_an_orphan_is_collected_after_the_grace_and_what_is_not_ours_never() 
     clear_away(&house, &daemon, &foreign).await;
 }
 
-#[tokio::test]
-async fn j1_what_has_no_record_is_left_alone_for_its_grace() {
-    // Everything is compared twice at the start, by `provider-sync` and by `full`; that one listing is not enough without
-    // a grace is shown where nobody lists by the way (`two_listings` in viv-chaos).
-    let house = House::with_config("[reconcile]\nprovider_sync_s = 3600\norphan_grace_s = 3600");
+/// What there is by the listing at the start, with none for an hour after it.
+async fn survives_the_start(orphan_grace_s: u32) {
+    let rest = format!("[reconcile]\nprovider_sync_s = 3600\norphan_grace_s = {orphan_grace_s}");
+    let house = House::with_config(&rest);
     let mut daemon = house.start();
     let orphan = stray(&house, &house.owner_mark().await).await;
     let foreign = stray(&house, &"somebody-else".parse().unwrap()).await;
     daemon.kill();
     daemon = house.start();
     let client = daemon.client();
-    eventually("it looked", || provider_sync(&client).is_some_and(|one| one.runs_total > 0));
-    let looked = provider_sync(&client).unwrap();
-    assert_eq!((looked.runs_total, looked.found, looked.did, looked.failed), (1, 1, 0, 0));
+    // `full` lists too: what it sees is no second listing, however the two fall.
+    for name in ["provider-sync", "full"] {
+        eventually("it looked", || reconciler(&client, name).is_some_and(|one| one.runs_total > 0));
+        let looked = reconciler(&client, name).unwrap();
+        assert_eq!((looked.runs_total, looked.did, looked.failed), (1, 0, 0), "{name}");
+        assert!(looked.found > 0, "{name}");
+    }
     assert_eq!(state(&house, &orphan).await, InstanceState::Running);
     assert_eq!(collected(&client), []);
 
@@ -109,4 +116,14 @@ async fn j1_what_has_no_record_is_left_alone_for_its_grace() {
     assert_eq!(state(&house, &orphan).await, InstanceState::Absent);
     assert_eq!(state(&house, &foreign).await, InstanceState::Running);
     clear_away(&house, &daemon, &foreign).await;
+}
+
+#[tokio::test]
+async fn j1_one_listing_is_not_enough_to_collect() {
+    survives_the_start(0).await;
+}
+
+#[tokio::test]
+async fn j1_what_has_no_record_is_left_alone_for_its_grace() {
+    survives_the_start(3600).await;
 }

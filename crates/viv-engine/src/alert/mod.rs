@@ -181,8 +181,7 @@ impl Engine {
 /// One look: figures are brought up to now, every rule is judged, and what changed is journaled.
 pub(crate) async fn run(inner: &Arc<Inner>) -> Result<Report, EngineError> {
     let Some(config) = &inner.config.alerts else { return Ok(Report::default()) };
-    inner.gather().await?;
-    let whom = inner.last_census.lock().unwrap_or_else(PoisonError::into_inner).clone().unwrap_or_default().whom;
+    let whom = inner.gather().await?;
     let now_ms = inner.clock.now_ms();
     let (mut report, mut lines) = (Report::default(), Vec::new());
     let mut next = BTreeMap::new();

@@ -99,6 +99,9 @@ impl Inner {
         for status in statuses {
             let row = Execution::found(place.clone(), status.clone(), now_ms);
             self.trace_execution(&row);
+            if status.state.is_final() {
+                self.roster.ended(&place.sandbox, now_ms);
+            }
             self.executions.ledger.note(row);
         }
     }

@@ -1,17 +1,14 @@
-//! What is as it is now: counted when somebody asks, from records and from what the engine keeps anyway.
+//! What is as it is now: counted when somebody asks, from what the store and the engine count anyway.
 
 use std::collections::BTreeMap;
-use std::sync::PoisonError;
 
-use viv_core::SandboxId;
-use viv_core::exec::ExecState;
-use viv_core::lifecycle::{Cause, Phase, PhaseName, Sandbox};
+use viv_core::lifecycle::PhaseName;
 use viv_core::spec::Project;
 use viv_core::task::TaskState;
-use viv_provider::InstanceRef;
-use viv_store::{ExecutionQuery, ListQuery, PhaseCounts, Quota, Sums, TaskQuery};
+use viv_store::{ExecutionQuery, PhaseCounts, Quota, Sums, TaskQuery};
 
-use super::{Family, Metrics, family};
+use super::wrong::Whom;
+use super::{Metrics, family};
 use crate::breaker::BreakerKind;
 use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
@@ -19,33 +16,6 @@ use crate::gate::Gate;
 
 /// Records read at once.
 const PAGE: usize = 1_000;
-
-/// How long a count of records is good: many who ask at once cost one.
-const CENSUS_MS: u64 = 2_000;
-
-/// How late what is put to rest by itself may be before it counts as stuck.
-const REST_LATE_MS: u64 = 60_000;
-
-/// How often a sandbox that was not used for long is asked what runs in it.
-const ASKED_EVERY_MS: u64 = 60_000;
-
-/// Sandboxes that are named with an alert; the others are counted.
-const NAMED_MAX: usize = 10;
-
-/// Those that live, counted: in proportion to them, and a quota bounds that.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Census {
-    pub(crate) at_ms: u64,
-    pub(crate) sums: Sums,
-    pub(crate) overdue: u64,
-    pub(crate) no_progress: u64,
-    pub(crate) save_failed: u64,
-    pub(crate) kill_failed: u64,
-    /// Some of them, by the family that counts them: who is told wants to know whom to look at.
-    pub(crate) whom: BTreeMap<&'static str, Vec<SandboxId>>,
-    /// How much is in use of each quota in the project that has least left of it, in the order of [`OF_PROJECTS`].
-    pub(crate) project_ratios: [Option<f64>; OF_PROJECTS.len()],
-}
 
 /// The quotas of projects, as they are told: of each, the project that has least left.
 const OF_PROJECTS: [&str; 5] =
@@ -60,15 +30,6 @@ pub struct QuotaUsed {
     pub used: u64,
     /// What there may be; nothing is any amount.
     pub max: Option<u64>,
-}
-
-impl Census {
-    fn name(&mut self, family: &'static Family, record: &Sandbox) {
-        let named = self.whom.entry(family.name).or_default();
-        if named.len() < NAMED_MAX && !named.contains(&record.id) {
-            named.push(record.id.clone());
-        }
-    }
 }
 
 impl QuotaUsed {
@@ -109,13 +70,13 @@ impl Engine {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
-fn float(count: u64) -> f64 {
+pub(super) fn float(count: u64) -> f64 {
     count as f64
 }
 
 impl Inner {
-    /// Brings the figures up to now.
-    pub(crate) async fn gather(&self) -> Result<(), EngineError> {
+    /// Brings the figures up to now. Who is told wants to know whom to look at: some of those that are counted as wrong.
+    pub(crate) async fn gather(&self) -> Result<Whom, EngineError> {
         let metrics = &self.metrics;
         self.feed.lock().await.catch_up(self.store.as_ref(), metrics).await?;
         let counted = self.store.count(None).await?;
@@ -130,27 +91,25 @@ impl Inner {
         let active = living(&counted);
         // Spares count for quotas, and are there because they should be.
         metrics.set(&family::ACTIVE, &[], float(active.saturating_sub(living(&spares))));
-        let census = self.census().await?;
-        metrics.set(&family::STUCK, &["overdue"], float(census.overdue));
-        metrics.set(&family::STUCK, &["no_progress"], float(census.no_progress));
-        metrics.set(&family::SAVE_FAILED, &[], float(census.save_failed));
-        metrics.set(&family::KILL_FAILED, &[], float(census.kill_failed));
-        for quota in QuotaUsed::all(&self.config.quota, false, active, &census.sums) {
+        let whom = self.gather_wrong().await?;
+        for quota in QuotaUsed::all(&self.config.quota, false, active, &self.roster.sums()) {
             metrics.set(&family::QUOTA_USED, &[quota.name], float(quota.used));
             if let (Some(max), Some(ratio)) = (quota.max, quota.ratio()) {
                 metrics.set(&family::QUOTA_LIMIT, &[quota.name], float(max));
                 metrics.set(&family::QUOTA_RATIO, &[quota.name], ratio);
             }
         }
-        for (name, ratio) in OF_PROJECTS.iter().zip(census.project_ratios) {
-            if let Some(ratio) = ratio {
+        // All projects may have as much, so who has most of something has least left of it.
+        let (count, sums) = self.roster.most_of_a_project();
+        for (name, quota) in OF_PROJECTS.iter().zip(QuotaUsed::all(&self.config.quota, true, count, &sums)) {
+            if let Some(ratio) = quota.ratio() {
                 metrics.set(&family::QUOTA_RATIO, &[name], ratio);
             }
         }
         self.gather_work().await?;
         self.gather_subscriptions().await?;
         self.gather_parts();
-        Ok(())
+        Ok(whom)
     }
 
     /// Tasks that live, and commands that wait: in proportion to them.
@@ -199,117 +158,11 @@ impl Inner {
         Ok(self.store.count(Some(&Project::spares())).await?)
     }
 
-    /// Those that live, counted now or a moment ago.
-    async fn census(&self) -> Result<Census, EngineError> {
-        let now_ms = self.clock.now_ms();
-        let last = self.last_census.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(last) = last.filter(|last| now_ms.saturating_sub(last.at_ms) < CENSUS_MS) {
-            return Ok(last);
-        }
-        let mut census = Census { at_ms: now_ms, ..Census::default() };
-        let mut projects: BTreeMap<Project, (u64, Sums)> = BTreeMap::new();
-        let mut asked =
-            ListQuery { phases: PhaseName::MAY_LIVE.to_vec(), deleted: true, limit: PAGE, ..ListQuery::default() };
-        loop {
-            let listed = self.store.list(&asked).await?;
-            for record in &listed.items {
-                self.count_in(&mut census, record, now_ms);
-                if !record.is_spare() {
-                    let (count, sums) = projects.entry(record.project.clone()).or_default();
-                    *count += 1;
-                    *sums = sums.plus(&Sums::of(&record.spec.limits, &self.config.quota.weights));
-                }
-                if self.is_silent_for_long(record, now_ms).await {
-                    census.no_progress += 1;
-                    census.name(&family::STUCK, record);
-                }
-            }
-            asked.after = listed.next;
-            if asked.after.is_none() {
-                break;
-            }
-        }
-        for (count, sums) in projects.into_values() {
-            let used = QuotaUsed::all(&self.config.quota, true, count, &sums);
-            for (most, quota) in census.project_ratios.iter_mut().zip(used) {
-                *most = [*most, quota.ratio()].into_iter().flatten().reduce(f64::max);
-            }
-        }
-        *self.last_census.lock().unwrap_or_else(PoisonError::into_inner) = Some(census.clone());
-        Ok(census)
-    }
-
-    /// How many live, and what they take together, counted now.
+    /// How many live, and what they take together.
     pub(crate) async fn living_now(&self) -> Result<(u64, Sums), EngineError> {
-        *self.last_census.lock().unwrap_or_else(PoisonError::into_inner) = None;
         let counted = self.store.count(None).await?;
         let count = PhaseName::MAY_LIVE.iter().filter_map(|phase| counted.get(phase)).sum();
-        Ok((count, self.census().await?.sums))
-    }
-
-    fn count_in(&self, census: &mut Census, record: &Sandbox, now_ms: u64) {
-        census.sums = census.sums.plus(&Sums::of(&record.spec.limits, &self.config.quota.weights));
-        let (overdue, no_progress) = (is_overdue(record, now_ms), self.has_no_progress(record, now_ms));
-        let save_failed = matches!(record.phase, Phase::Hibernating { save_failed: true, .. });
-        let in_end = matches!(record.phase, Phase::Stopping { .. });
-        let kill_failed = in_end && record.cause.cause == Cause::KillFailed;
-        census.overdue += u64::from(overdue);
-        census.no_progress += u64::from(no_progress);
-        census.save_failed += u64::from(save_failed);
-        census.kill_failed += u64::from(kill_failed);
-        let counted = [
-            (overdue || no_progress, &family::STUCK),
-            (save_failed, &family::SAVE_FAILED),
-            (kill_failed, &family::KILL_FAILED),
-        ];
-        for (_, family) in counted.into_iter().filter(|(is_counted, _)| *is_counted) {
-            census.name(family, record);
-        }
-    }
-
-    /// Whether it runs for longer than is usual with nobody doing anything, and nothing is going to put it to rest. Who
-    /// said that it is to stay awake, or declared what runs in it, does not wonder.
-    pub(crate) fn has_no_progress(&self, record: &Sandbox, now_ms: u64) -> bool {
-        let Some(alerts) = &self.config.alerts else { return false };
-        let since_ms = record.active_at_ms.max(record.phase_since_ms);
-        record.phase == Phase::Ready
-            && now_ms.saturating_sub(since_ms) > alerts.stuck_after.as_millis() as u64
-            && record.spec.services.is_empty()
-            && !record.keep_awake.values().any(|lease| lease.until_ms > now_ms)
-            && self.idle_at_ms(record).is_none_or(|at_ms| at_ms.saturating_add(REST_LATE_MS) < now_ms)
-    }
-
-    /// Whether a command runs in it that nobody waits for by now, and that says nothing: it spins, or hangs. Only who was
-    /// not used for long is asked, and not at every look.
-    async fn is_silent_for_long(&self, record: &Sandbox, now_ms: u64) -> bool {
-        let Some(alerts) = &self.config.alerts else { return false };
-        let stuck_after_ms = alerts.stuck_after.as_millis() as u64;
-        let since_ms = record.active_at_ms.max(record.phase_since_ms);
-        let is_long = |since_ms: u64| now_ms.saturating_sub(since_ms) > stuck_after_ms;
-        if record.phase != Phase::Ready || !is_long(since_ms) {
-            return false;
-        }
-        let mut silent = self.silent.lock().await;
-        if let Some((asked_ms, verdict)) = silent.get(&record.id)
-            && now_ms.saturating_sub(*asked_ms) < stuck_after_ms.min(ASKED_EVERY_MS)
-        {
-            return *verdict;
-        }
-        let instance = InstanceRef { sandbox: record.id.clone(), generation: record.generation };
-        let asked = self.call_agent(&record.id, self.config.budgets.probe, self.provider.executions(&instance)).await;
-        let mut verdict = false;
-        for one in asked.unwrap_or_default() {
-            if one.state != ExecState::Running || one.detached || !is_long(one.started_at_ms) {
-                continue;
-            }
-            let heard = if one.output_bytes > 0 { self.last_words(&instance, &one).await } else { None };
-            verdict |= is_long(heard.and_then(|heard| heard.last_at_ms).unwrap_or(one.started_at_ms));
-        }
-        if silent.len() >= PAGE {
-            silent.clear();
-        }
-        silent.insert(record.id.clone(), (now_ms, verdict));
-        verdict
+        Ok((count, self.roster.sums()))
     }
 
     /// What needs no store.
@@ -352,9 +205,4 @@ fn kind(kind: BreakerKind) -> &'static str {
         BreakerKind::Provider => "provider",
         BreakerKind::Webhook => "webhook",
     }
-}
-
-/// Whether a phase that should have ended by now has not.
-pub(crate) fn is_overdue(record: &Sandbox, now_ms: u64) -> bool {
-    record.phase.work().is_some_and(|work| work.overdue || work.deadline_at_ms < now_ms)
 }

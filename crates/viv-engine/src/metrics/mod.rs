@@ -3,7 +3,7 @@
 //! ```text
 //!   journal ──► feed ─────┐        each line is read once, when somebody asks or alerts are judged
 //!   probes, calls, runs ──┼──► Metrics ──► text (scraped), alert::Window (judged)
-//!   records, quotas ──────┘        counted anew each time
+//!   store, roster ────────┘        told as they are counted there
 //! ```
 //!
 //! Invariants:
@@ -17,6 +17,7 @@ pub mod family;
 mod feed;
 mod gauges;
 mod text;
+mod wrong;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,7 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub use family::{Family, Kind};
 pub(crate) use feed::Feed;
 pub use gauges::QuotaUsed;
-pub(crate) use gauges::{Census, is_overdue};
+pub(crate) use wrong::is_overdue;
 
 /// Most series of a family. What would be one more is counted as dropped.
 pub const SERIES_MAX: usize = 1_000;
