@@ -3,6 +3,7 @@
 
 pub mod criu;
 pub mod daemon;
+pub mod diagnosed;
 pub mod disk;
 pub mod held;
 pub mod receiver;
