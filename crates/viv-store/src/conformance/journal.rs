@@ -125,7 +125,7 @@ pub(super) async fn o7_pages_of_what_is_rare_end_and_miss_nothing(lab: &Lab) {
     const LINES: u64 = 5_000;
     let lines = (0..LINES).map(|at| {
         let mut line = note(at, "x");
-        line.kind = ["execution.started", "execution.ended", "executions"][at as usize % 3].to_owned();
+        ["execution.started", "execution.ended", "executions"][at as usize % 3].clone_into(&mut line.kind);
         line.cause = (at % 1_900 == 7).then(|| "expired".to_owned());
         line.by = Actor::part(["engine", "key:a", "key:a from the inside", "key:ab"][at as usize % 4]);
         line
