@@ -21,10 +21,10 @@ pub use number::{
     TtlMs, WaitMs,
 };
 pub use text::{
-    Argument, CommandEnvValue, ComponentName, CronText, Cursor, EffectName, EnvName, EnvValue, EventKind, FileMode,
-    FileText, GitReference, GitUrl, GrantRef, HookSecret, IdempotencyKey, ImageName, KeyId, KeyName, LabelKey,
-    LabelValue, LeaseName, Named, Note, Path, ProjectName, SandboxName, SandboxRef, ScheduleRef, SearchText,
-    ServiceName, SessionText, SnapshotRef, TaskRef, UserName, WebhookRef, WebhookUrl, Word, ZoneName,
+    ActorName, Argument, CauseCode, CommandEnvValue, ComponentName, CronText, Cursor, EffectName, EnvName, EnvValue,
+    EventKind, FileMode, FileText, GitReference, GitUrl, GrantRef, HookSecret, IdempotencyKey, ImageName, KeyId,
+    KeyName, LabelKey, LabelValue, LeaseName, Named, Note, Path, ProjectName, SandboxName, SandboxRef, ScheduleRef,
+    SearchText, ServiceName, SessionText, SnapshotRef, TaskRef, UserName, WebhookRef, WebhookUrl, Word, ZoneName,
 };
 
 /// The largest whole number that every reader of JSON takes exactly (2^53 - 1).

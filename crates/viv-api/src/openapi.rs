@@ -144,11 +144,13 @@ macro_rules! all {
 #[expect(clippy::too_many_lines, reason = "a list")]
 pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
     use bound::{
-        ComponentName, Cursor, EventKind, FileMode, GenerationNumber, IdempotencyKey, KeyId, LabelFilter, LeaseName,
-        ListDepth, LogBytes, MomentMs, Offset, PageLimit, Path, SandboxName, SandboxRef, ScheduleRef, SearchText,
-        Sequence, SnapshotRef, StepNumber, TailLines, TaskRef, UserName, WaitMs, WebhookRef,
+        ActorName, CauseCode, ComponentName, Cursor, EventKind, FileMode, GenerationNumber, IdempotencyKey, KeyId,
+        LabelFilter, LeaseName, ListDepth, LogBytes, MomentMs, Offset, PageLimit, Path, SandboxName, SandboxRef,
+        ScheduleRef, SearchText, Sequence, SnapshotRef, StepNumber, TailLines, TaskRef, UserName, WaitMs, WebhookRef,
     };
     all![
+        ActorName,
+        CauseCode,
         ComponentName,
         Cursor,
         EventKind,

@@ -6,8 +6,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::bound::{
-    ComponentName, Cursor, EventKind, FileMode, GenerationNumber, LabelFilter, ListDepth, LogBytes, MomentMs, Offset,
-    PageLimit, Path, SandboxName, SandboxRef, SearchText, Sequence, TailLines, UserName, WaitMs,
+    ActorName, CauseCode, ComponentName, Cursor, EventKind, FileMode, GenerationNumber, LabelFilter, ListDepth,
+    LogBytes, MomentMs, Offset, PageLimit, Path, SandboxName, SandboxRef, SearchText, Sequence, TailLines, UserName,
+    WaitMs,
 };
 use crate::daemon::LogLevel;
 use crate::execution::ExecutionState;
@@ -235,9 +236,15 @@ queries! {
         after: Option<Sequence>,
         /// Only those about this sandbox.
         sandbox: Option<SandboxRef>,
-        /// Only those of this kind: `sandbox.moved`, or all that begin so, as `execution` or `file`. A page may then be
-        /// short though there are more.
+        /// Only those of this kind: `sandbox.moved`, or all that begin so, as `execution` or `file`. With this, `cause`
+        /// or `by` a page may be short or empty though there are more: go on after `next_after` while `more` is said.
         kind: Option<EventKind>,
+        /// Only those with this cause: `expired`, `idle`, `crashed`.
+        cause: Option<CauseCode>,
+        /// Only those by this one: `key:ID`, or a part of the daemon.
+        by: Option<ActorName>,
+        /// Only those of then or later.
+        since_ms: Option<MomentMs>,
         /// How many at most in a page; 100 when absent. A stream has no end.
         limit: Option<PageLimit>,
     }

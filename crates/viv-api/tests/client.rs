@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use viv_api::client::{Change, Client, ClientError, Location};
 use viv_api::execution::{OutputLine, StartExecution};
-use viv_api::query::{ListSandboxes, ReadFile, WriteFile};
+use viv_api::query::{ListEvents, ListSandboxes, ReadFile, WriteFile};
 use viv_api::sandbox::{CreateSandbox, EnsureSandbox};
 use viv_api::{ErrorCode, bound};
 use viv_core::Generation;
@@ -297,11 +297,16 @@ fn events_go_on_after_the_last_one() {
         broken("text/event-stream", event(5) + &event(6).replace('\n', "\r\n")),
     ]);
     let client = Client::locate(location).unwrap();
-    let events: Vec<_> =
-        client.follow_events(Some(3), Some(name("a"))).take(3).map(|event| event.unwrap().seq).collect();
+    let query = ListEvents {
+        after: Some(bound::Sequence::nearest(3)),
+        sandbox: Some(name("a")),
+        by: Some("key:ci".parse().unwrap()),
+        ..ListEvents::default()
+    };
+    let events: Vec<_> = client.follow_events(query).take(3).map(|event| event.unwrap().seq).collect();
     assert_eq!(events, [4, 5, 6]);
     let (first, second) = (seen.recv().unwrap(), seen.recv().unwrap());
-    assert_eq!(first.line, "GET /v1/events?after=3&sandbox=a HTTP/1.1");
+    assert_eq!(first.line, "GET /v1/events?after=3&by=key%3Aci&sandbox=a HTTP/1.1");
     assert_eq!(first.header("accept"), Some("text/event-stream"));
     assert_eq!(second.header("last-event-id"), Some("5"));
 }

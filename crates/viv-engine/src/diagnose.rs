@@ -206,10 +206,16 @@ fn remarks(view: &View, whereabouts: Option<&Whereabouts>, seen: Option<&Observa
         }
         Some(Finding::Gone | Finding::Ok) | None => {}
     }
-    let runs = seen.is_some_and(|seen| matches!(seen.state, InstanceState::Running));
-    if runs && whereabouts.is_some_and(|parts| parts.supervisor_pid.is_some() && parts.agent_pid.is_none()) {
-        let what = "the agent inside is dead; whoever wants it gets a new instance".to_owned();
-        say("agent_dead", what, format!("viv ensure {id}"));
+    // A supervisor that does not get to it has not told of the end: then nobody says how it is, and the process is gone.
+    let may_run = seen.is_none_or(|seen| matches!(seen.state, InstanceState::Running));
+    if may_run && whereabouts.is_some_and(|parts| parts.supervisor_pid.is_some() && parts.agent_pid.is_none()) {
+        // Whoever wants it might still be told that it was well a moment ago.
+        let (then, helps) = if view.sandbox.policy.persistent {
+            ("stopped, its files are saved, and it goes on when somebody wants it", format!("viv stop {id}"))
+        } else {
+            ("once that was verified, whoever wants it gets a new instance", format!("viv show --verify {id}"))
+        };
+        say("agent_dead", format!("the agent inside is dead, and nobody told of it; {then}"), helps);
     }
     if crate::metrics::is_overdue(&view.sandbox, view.now_ms) {
         let what = format!("{} takes longer than it may: {message}", view.sandbox.phase.name().as_str());

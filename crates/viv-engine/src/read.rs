@@ -8,7 +8,7 @@ use viv_core::planted::{Planted, is_planted};
 use viv_core::spec::{Name, Project};
 use viv_core::{Generation, SandboxId};
 use viv_provider::{Capability, Deadline, DiskUsage, InstanceRef, ObservedVia, ResourceLimits, Usage};
-use viv_store::{Cursor, JournalFilter, JournalLine, ListQuery};
+use viv_store::{Cursor, JournalFilter, JournalLine, JournalPage, JournalSearch, ListQuery};
 
 use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
@@ -181,6 +181,17 @@ impl Engine {
         limit: usize,
     ) -> Result<Vec<JournalLine>, EngineError> {
         Ok(self.inner.store.journal(after, filter, limit).await?)
+    }
+
+    /// Lines of the journal after a cursor that are looked for; a page may be short though there are more.
+    pub async fn events_page(
+        &self,
+        after: Cursor,
+        filter: &JournalFilter,
+        search: &JournalSearch,
+        limit: usize,
+    ) -> Result<JournalPage, EngineError> {
+        Ok(self.inner.store.journal_page(after, filter, search, limit).await?)
     }
 
     /// What an instance uses, alive or ended.

@@ -30,7 +30,7 @@ pub mod task;
 
 pub use error::StoreError;
 pub use execution::{EXECUTIONS_KEPT_MAX, ExecutionListing, ExecutionQuery, KeptBytes};
-pub use journal::{Cursor, JournalFilter, JournalLine, NewLine};
+pub use journal::{Cursor, JournalFilter, JournalLine, JournalPage, JournalSearch, NewLine};
 pub use memory::MemoryStore;
 pub use record::{
     ApiKey, Change, Groups, Idempotency, KeyScope, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Quota,

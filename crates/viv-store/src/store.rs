@@ -14,7 +14,7 @@ use viv_core::{ExecutionId, FencingToken, SandboxId, ScheduleId, SnapshotId, Tas
 
 use crate::error::StoreError;
 use crate::execution::{ExecutionListing, ExecutionQuery, KeptBytes};
-use crate::journal::{Cursor, JournalFilter, JournalLine, NewLine};
+use crate::journal::{Cursor, JournalFilter, JournalLine, JournalPage, JournalSearch, NewLine};
 use crate::record::{
     ApiKey, Change, Groups, Idempotency, Lease, LeaseKind, ListQuery, Listing, Owner, PhaseCounts, Remembered,
     ScheduleListing, ScheduleQuery, SnapshotListing, SnapshotQuery,
@@ -23,6 +23,12 @@ use crate::subscription::Subscriptions;
 use crate::task::{TaskListing, TaskOutput, TaskQuery};
 
 type Result<T> = std::result::Result<T, StoreError>;
+
+/// Lines that are read at once for a page of what is looked for.
+const LOOKED_AT_ONCE: usize = 200;
+
+/// How often that is done for one page: a few milliseconds, after which whoever asked may ask on.
+const LOOKED_TIMES_MAX: usize = 10;
 
 /// Which ownership a write belongs to. A later one makes all writes of earlier ones fail as
 /// [`StoreError::Superseded`], in the same transaction in which they would have been written.
@@ -113,6 +119,38 @@ pub trait Store: Subscriptions + Send + Sync {
         filter: &JournalFilter,
         limit: usize,
     ) -> Result<Vec<JournalLine>>;
+
+    /// Lines after a cursor that are looked for, oldest first, at most this many. So many are looked at and no more:
+    /// the page may be short or empty though there are more, and says where to go on.
+    async fn journal_page(
+        &self,
+        after: Cursor,
+        filter: &JournalFilter,
+        search: &JournalSearch,
+        limit: usize,
+    ) -> Result<JournalPage> {
+        let part = if search.is_any() { limit } else { limit.max(LOOKED_AT_ONCE) };
+        let mut page = JournalPage { until: after, ..JournalPage::default() };
+        for _ in 0..LOOKED_TIMES_MAX {
+            // One more than is looked at tells whether there are more.
+            let lines = self.journal(page.until, filter, part.saturating_add(1)).await?;
+            page.more = lines.len() > part;
+            for line in lines.into_iter().take(part) {
+                if page.lines.len() >= limit {
+                    page.more = true;
+                    return Ok(page);
+                }
+                page.until = line.cursor;
+                if search.takes(&line.line) {
+                    page.lines.push(line);
+                }
+            }
+            if !page.more || page.lines.len() >= limit {
+                break;
+            }
+        }
+        Ok(page)
+    }
 
     /// How writes were put together so far, where they are.
     fn groups(&self) -> Groups {

@@ -88,7 +88,7 @@ fn crash(path: &Path, acks: u64) -> Vec<(SandboxId, u64)> {
 
 /// The record has all of its lines, and no other.
 async fn agree(store: &SqliteStore, sandbox: &Sandbox) {
-    let filter = JournalFilter { sandbox: Some(sandbox.id.clone()), project: None };
+    let filter = JournalFilter { sandbox: Some(sandbox.id.clone()), ..JournalFilter::default() };
     let lines = store.journal(Cursor(0), &filter, 1_000).await.unwrap();
     let told: Vec<u64> = lines.iter().map(|line| line.line.data["version"].as_u64().unwrap()).collect();
     assert_eq!(told, (1..=sandbox.version).collect::<Vec<_>>(), "{}", sandbox.id);

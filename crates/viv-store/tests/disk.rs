@@ -45,7 +45,7 @@ fn passes(mut command: Command) {
 async fn all_there(store: &SqliteStore, acknowledged: &[Sandbox]) {
     for sandbox in acknowledged {
         assert_eq!(store.get(&sandbox.id).await.unwrap().as_ref(), Some(sandbox));
-        let filter = JournalFilter { sandbox: Some(sandbox.id.clone()), project: None };
+        let filter = JournalFilter { sandbox: Some(sandbox.id.clone()), ..JournalFilter::default() };
         assert_eq!(store.journal(Cursor(0), &filter, 10).await.unwrap().len(), 1);
     }
 }

@@ -3,11 +3,11 @@
 
 mod support;
 
-use std::process::Output;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use support::daemon::{Daemon, PATIENCE, run};
+use support::diagnosed::{diagnosed, remedy, start};
 use support::held::unmount_root;
 use support::restart::House;
 use support::{kill, mutation};
@@ -44,33 +44,6 @@ fn wait_for(daemon: &Daemon, name: &str, fires: bool) {
         assert!(Instant::now() < until, "{name} does not become so: {all:#?}\n{}", daemon.said());
         std::thread::sleep(Duration::from_millis(50));
     }
-}
-
-/// Waits until the diagnosis says this, and answers with what it says.
-fn diagnosed(daemon: &Daemon, id: &SandboxId, code: &str) -> (Diagnosis, String) {
-    let until = Instant::now() + PATIENCE;
-    loop {
-        let found = daemon.sandbox(id).diagnosis_over(1_000).unwrap();
-        if let Some(finding) = found.findings.iter().find(|finding| finding.code == code) {
-            let text = format!("{} {:?}", finding.message, finding.evidence);
-            return (found, text);
-        }
-        assert!(Instant::now() < until, "{code} is not said: {:#?}", found.findings);
-    }
-}
-
-/// The command that a finding names, run as an operator would.
-fn remedy(daemon: &Daemon, found: &Diagnosis, code: &str) -> Output {
-    let finding = found.findings.iter().find(|finding| finding.code == code).unwrap();
-    let words = finding.command.as_ref().unwrap().split_whitespace().skip(1);
-    let done = daemon.viv().args(words).output().unwrap();
-    assert!(done.status.success(), "{finding:?}: {}", String::from_utf8_lossy(&done.stderr));
-    done
-}
-
-/// Starts what nobody waits for.
-fn start(daemon: &Daemon, id: &SandboxId, argv: &[&str]) {
-    daemon.sandbox(id).start(&StartExecution::of(argv.iter().copied()).unwrap(), None).unwrap();
 }
 
 fn kinds(daemon: &Daemon, alert: &str) -> Vec<String> {

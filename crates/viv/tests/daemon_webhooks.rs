@@ -13,6 +13,7 @@ use support::receiver::{Heard, Mood, Receiver};
 use support::restart::House;
 use viv_api::alert::AlertState;
 use viv_api::event::Event;
+use viv_api::execution::StartExecution;
 use viv_api::query::ListEvents;
 use viv_api::sandbox::{CreateSandbox, TakeKeepAwake};
 use viv_core::SandboxId;
@@ -219,6 +220,40 @@ fn o6_what_resolves_to_this_machine_is_refused_and_nothing_is_lost() {
     viv(&daemon, &["webhook", "replay", allowed]);
     eventually_within(PATIENCE, "who is allowed is asked", || receiver.taken().len() == 1);
     assert_eq!(viv(&daemon, &["webhook", "test", allowed]).trim(), "taken");
+}
+
+#[test]
+fn o5_an_alert_that_happens_is_sent_signed_once_firing_once_resolved_and_in_this_order() {
+    let mut daemon = house(
+        "attempts_max = 1000\n[hooks]\nprivate_ranges = [\"127.0.0.1\"]\n\
+         [alerts]\nperiod_s = 1\nresolve_after_s = 1\nstuck_after_s = 2\nrules = { sandbox_stuck = { for_s = 0 } }\n",
+    );
+    daemon.run(&[]);
+    let receiver = Receiver::start(Mood::Up);
+    let (webhook, secret) = subscribe(&daemon, &["--all-projects", "--kind", "alert", &receiver.url()]);
+    // It sleeps, and nobody does anything with it.
+    let made = daemon.create().id;
+    let sleep = StartExecution::of(["/bin/sleep", "1000"]).unwrap();
+    daemon.sandbox(&made).start(&sleep, None).unwrap();
+    eventually_within(PATIENCE, "it fires, and is heard", || !receiver.taken().is_empty());
+    daemon.remove(&made);
+    eventually_within(PATIENCE, "it is resolved, and is heard", || receiver.taken().len() >= 2);
+    eventually_within(PATIENCE, "nothing waits", || shown(&daemon, &webhook)["waiting"] == 0);
+    let taken = receiver.taken();
+    let said: Vec<(Value, Value)> = taken
+        .iter()
+        .map(|heard| (heard.json()["event"]["kind"].clone(), heard.json()["event"]["data"]["alert"].clone()))
+        .collect();
+    let wanted = ["alert.firing", "alert.resolved"].map(|kind| (kind.into(), "sandbox_stuck".into()));
+    assert_eq!(said, wanted, "each once, in order");
+    assert!(taken.iter().all(|heard| heard.is_signed_with(&secret) && !heard.is_signed_with("another")));
+    let firing = &taken[0].json()["event"];
+    assert_eq!(firing["data"]["sandboxes"], serde_json::json!([made]), "{firing}");
+    // What was sent is what stands in the journal.
+    let lines = viv(&daemon, &["--json", "events", "--kind", "alert", "--by", "alerts", "--since", "10m"]);
+    let seqs: Vec<u64> = lines.lines().map(|line| serde_json::from_str::<Event>(line).unwrap().seq).collect();
+    assert_eq!(seqs, taken.iter().map(Heard::seq).collect::<Vec<_>>());
+    assert_eq!(viv(&daemon, &["--json", "events", "--kind", "alert", "--by", "engine"]), "");
 }
 
 fn failing(daemon: &Daemon) -> AlertState {

@@ -249,6 +249,16 @@ text!(
     "letters, digits and . _ : -", "engine", |text| is_word(text, "._:-")
 );
 text!(
+    /// The code of a cause: why something happened.
+    CauseCode, "a cause", 1, 64, "^[a-z][a-z_]*$", "small letters and underscores", "expired",
+    |text| text.starts_with(|c: char| c.is_ascii_lowercase()) && text.chars().all(|c| c.is_ascii_lowercase() || c == '_')
+);
+text!(
+    /// Who did something: a key, a part of the daemon, or who asked from inside a sandbox.
+    ActorName, "who did it", 1, 256, PRINTABLE_PATTERN, "without control characters", "key:key_01h2xcejqtf2nbrexx3vqjhp41",
+    is_printable
+);
+text!(
     /// A kind of event, or how several of them begin.
     EventKind, "a kind of event", 1, 64, "^[a-z][a-z_]*(\\.[a-z][a-z_]*)*$",
     "small letters and underscores, in parts with a dot between", "execution", |text| {

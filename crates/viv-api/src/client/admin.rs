@@ -6,7 +6,7 @@ use super::files::Download;
 use super::http::Call;
 use super::{Client, Events, Result};
 use crate::alert::Alert;
-use crate::bound::{KeyId, SandboxRef};
+use crate::bound::KeyId;
 use crate::cleanup::{BeginCleanup, Cleanup};
 use crate::daemon::{Doctor, Health, LogPage, Ready, Reconciler, Version};
 use crate::event::EventPage;
@@ -47,9 +47,10 @@ impl Client {
         self.http.ask(Call::get(path::EVENTS.to_owned() + &encode(query)))
     }
 
-    /// The journal after an event (from the oldest that is kept when none is named), and then all that happens.
-    pub fn follow_events(&self, after: Option<u64>, sandbox: Option<SandboxRef>) -> Events<'_> {
-        Events::new(self, after, sandbox)
+    /// The journal after an event (from the oldest that is kept when none is named), and then all that happens. How
+    /// many at most is not looked at.
+    pub fn follow_events(&self, query: query::ListEvents) -> Events<'_> {
+        Events::new(self, query)
     }
 
     /// Figures.

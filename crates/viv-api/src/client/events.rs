@@ -3,7 +3,7 @@
 use super::http::Call;
 use super::stream::{Lines, Patience};
 use super::{Client, ClientError, Result};
-use crate::bound::{EventKind, SandboxRef, Sequence};
+use crate::bound::Sequence;
 use crate::event::Event;
 use crate::query::{ListEvents, encode};
 use crate::{header, path};
@@ -35,8 +35,8 @@ pub(super) fn next_data(lines: &mut Lines) -> Result<Option<String>> {
 /// arrived. An error is the last item.
 pub struct Events<'a> {
     client: &'a Client,
-    sandbox: Option<SandboxRef>,
-    kind: Option<EventKind>,
+    /// Which ones; where to begin is told by `after`.
+    query: ListEvents,
     /// The last one that arrived.
     after: Option<u64>,
     lines: Option<Lines>,
@@ -45,19 +45,13 @@ pub struct Events<'a> {
 }
 
 impl<'a> Events<'a> {
-    pub(super) fn new(client: &'a Client, after: Option<u64>, sandbox: Option<SandboxRef>) -> Self {
-        Self { client, sandbox, kind: None, after, lines: None, patience: Patience::default(), over: false }
-    }
-
-    /// Only those of this kind, or that begin so.
-    #[must_use]
-    pub fn of_kind(self, kind: Option<EventKind>) -> Self {
-        Self { kind, ..self }
+    pub(super) fn new(client: &'a Client, query: ListEvents) -> Self {
+        let after = query.after.map(Sequence::get);
+        Self { client, query, after, lines: None, patience: Patience::default(), over: false }
     }
 
     fn connect(&self) -> Result<Lines> {
-        let (after, sandbox) = (self.after.map(Sequence::nearest), self.sandbox.clone());
-        let query = ListEvents { after, sandbox, kind: self.kind.clone(), limit: None };
+        let query = ListEvents { after: self.after.map(Sequence::nearest), limit: None, ..self.query.clone() };
         let mut call = Call::get(path::EVENTS.to_owned() + &encode(&query)).streams(header::EVENT_STREAM);
         call.last_event = self.after;
         let url = self.client.http.url(&call.path);

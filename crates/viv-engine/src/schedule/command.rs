@@ -261,7 +261,7 @@ impl Engine {
 
     /// Whether it was this very request, told once before, that took a schedule away. The journal knows.
     async fn was_removed_by(&self, asked: &FromInside, id: &ScheduleId) -> Result<bool, EngineError> {
-        let filter = JournalFilter { project: None, sandbox: Some(asked.sandbox.id.clone()) };
+        let filter = JournalFilter { sandbox: Some(asked.sandbox.id.clone()), ..JournalFilter::default() };
         let lines = self.inner.store.journal_tail(None, &filter, REMOVED_AMONG).await?;
         let (id, request) = (json!(id), json!(asked.request));
         Ok(lines.iter().any(|JournalLine { line, .. }| {

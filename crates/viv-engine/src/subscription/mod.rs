@@ -330,7 +330,7 @@ impl Work {
         tail: &mut watch::Receiver<Cursor>,
     ) -> Result<bool, EngineError> {
         let inner = &self.inner;
-        let filter = JournalFilter { project: row.project.clone(), sandbox: row.sandbox.clone() };
+        let filter = JournalFilter { project: row.project.clone(), sandbox: row.sandbox.clone(), since_ms: None };
         let mut labels = HashMap::new();
         while desk.len() < WAITING_MAX {
             // Seen before reading, so that what is written between the two rings again.
@@ -439,7 +439,7 @@ async fn try_one(
     row: Arc<Subscription>,
     letter: Letter,
 ) -> (Letter, Tried) {
-    let filter = JournalFilter { project: row.project.clone(), sandbox: row.sandbox.clone() };
+    let filter = JournalFilter { project: row.project.clone(), sandbox: row.sandbox.clone(), since_ms: None };
     let Ok(found) = inner.store.journal(Cursor(letter.cursor.saturating_sub(1)), &filter, 1).await else {
         let at_ms = inner.clock.now_ms().saturating_add(STORE_PAUSE.as_millis() as u64);
         return (letter, Tried::Later(at_ms));

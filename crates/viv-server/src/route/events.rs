@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use axum::extract::State;
 use axum::http::{HeaderMap, header};
-use viv_api::bound::{EventKind, Sequence};
+use viv_api::bound::{MomentMs, Sequence};
 use viv_api::error::{ApiError, ErrorCode};
 use viv_api::event::EventPage;
 use viv_api::header::{EVENT_STREAM, LAST_EVENT_ID};
@@ -14,7 +14,7 @@ use viv_api::stats::{AgeBucket, ProjectUse, QuotaUse, Stats, Target};
 use viv_core::lifecycle::PhaseName;
 use viv_core::spec::Project;
 use viv_engine::metrics::{Metrics, QuotaUsed, family};
-use viv_store::{Cursor, JournalFilter, JournalLine, ListQuery, PhaseCounts, Quota, Sums};
+use viv_store::{Cursor, JournalFilter, JournalSearch, ListQuery, PhaseCounts, Quota, Sums};
 
 use super::page_limit;
 use crate::api::{Method, Op, Table};
@@ -28,9 +28,6 @@ use crate::tally::{CANCEL_MS_MAX, STOP_MS_MAX, Totals};
 
 /// Lines read at once for a stream.
 const PAGE: usize = 100;
-
-/// Pages of lines that are read for one page of a kind.
-const PAGES_MAX: usize = 20;
 
 /// Records read at once for figures.
 const RECORDS: usize = 1_000;
@@ -90,7 +87,13 @@ async fn list(
             Some(state.engine().get(&project, &which, "events").await?.sandbox.id)
         }
     };
-    let filter = JournalFilter { project: caller.sees().cloned(), sandbox };
+    let since_ms = query.since_ms.map(MomentMs::get);
+    let filter = JournalFilter { project: caller.sees().cloned(), sandbox, since_ms };
+    let search = JournalSearch {
+        kind: query.kind.map(String::from),
+        cause: query.cause.map(String::from),
+        by: query.by.map(String::from),
+    };
     // A browser that lost its connection says itself what it has seen.
     let seen = headers.get(LAST_EVENT_ID).map(|value| value.to_str().ok().and_then(|text| text.parse().ok()));
     let seen: Option<Sequence> = match seen {
@@ -100,54 +103,30 @@ async fn list(
     };
     let after = seen.or(query.after).map_or(0, Sequence::get);
     match wanted {
-        Wanted::Page => page(&state, after, &filter, query.kind.as_ref(), page_limit(query.limit)).await,
+        Wanted::Page => page(&state, Cursor(after), &filter, &search, page_limit(query.limit)).await,
         Wanted::Stream => {
             let alive = (state.bounds().heartbeat, comment);
             let is_admin = caller.is_admin();
             Ok(pieces(EVENT_STREAM, alive, until_end, move |out| {
-                follow(state, is_admin, Cursor(after), filter, query.kind, out)
+                follow(state, is_admin, Cursor(after), filter, search, out)
             }))
         }
     }
 }
 
-/// Whether a line is of a kind: `sandbox.moved`, or all of those that begin so, as in `execution`.
-fn is_of(line: &JournalLine, kind: Option<&EventKind>) -> bool {
-    let Some(kind) = kind.map(EventKind::as_str) else { return true };
-    line.line.kind.strip_prefix(kind).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-}
-
-/// A page. Of one kind it may be shorter than there are more, or empty: so much is read for it and no more.
+/// A page. Of what is looked for it may be shorter than there are more, or empty: so much is read for it and no more.
 async fn page(
     state: &ServerState,
-    after: u64,
+    after: Cursor,
     filter: &JournalFilter,
-    kind: Option<&EventKind>,
+    search: &JournalSearch,
     limit: usize,
 ) -> Answer {
-    let store = state.engine().store();
-    let (mut lines, mut next_after, mut more) = (Vec::new(), after, false);
-    for _ in 0..PAGES_MAX {
-        let part = store.journal(Cursor(next_after), filter, limit + 1).await?;
-        more = part.len() > limit;
-        for line in part.into_iter().take(limit) {
-            if lines.len() == limit {
-                more = true;
-                break;
-            }
-            next_after = line.cursor.0;
-            if is_of(&line, kind) {
-                lines.push(line);
-            }
-        }
-        if !more || lines.len() == limit {
-            break;
-        }
-    }
-    let oldest = store.journal(Cursor(0), &JournalFilter::default(), 1).await?;
-    let items = lines.into_iter().map(show::event).collect();
+    let found = state.engine().events_page(after, filter, search, limit).await?;
+    let oldest = state.engine().events(Cursor(0), &JournalFilter::default(), 1).await?;
+    let items = found.lines.into_iter().map(show::event).collect();
     let oldest_seq = oldest.first().map_or(0, |line| line.cursor.0);
-    Ok(show::ok(&EventPage { items, next_after, more, oldest_seq }))
+    Ok(show::ok(&EventPage { items, next_after: found.until.0, more: found.more, oldest_seq }))
 }
 
 /// Somebody who follows, counted until this is dropped.
@@ -174,7 +153,7 @@ async fn follow(
     is_admin: bool,
     mut after: Cursor,
     filter: JournalFilter,
-    kind: Option<EventKind>,
+    search: JournalSearch,
     out: Pieces,
 ) {
     let _follower = Follower::of(&state);
@@ -197,7 +176,7 @@ async fn follow(
             let full = lines.len() == PAGE;
             for line in lines {
                 after = line.cursor;
-                if !is_of(&line, kind.as_ref()) {
+                if !search.takes(&line.line) {
                     continue;
                 }
                 let mut shown = show::event(line);

@@ -71,7 +71,7 @@ async fn timeline(State(state): State<ServerState>, target: Target, Query(query)
         }
     };
     let limit = page_limit(query.limit);
-    let filter = JournalFilter { project: None, sandbox: Some(record.id) };
+    let filter = JournalFilter { sandbox: Some(record.id), ..JournalFilter::default() };
     let mut lines = state.engine().events(Cursor(after), &filter, limit + 1).await?;
     let more = lines.len() > limit;
     lines.truncate(limit);

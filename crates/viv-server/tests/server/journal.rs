@@ -255,6 +255,23 @@ async fn o7_what_is_done_inside_is_in_the_journal_with_who_and_from_where() {
     assert!(world.get("/v1/events?kind=nothing.of_it").await.is(200).json()["items"].as_array().unwrap().is_empty());
     world.get("/v1/events?kind=No%20Kind").await.is(400);
 
+    // Whose, why and since when are asked of the journal, and not sorted out by whoever asks (O7).
+    let by = started[0]["by"].as_str().unwrap();
+    let ours = told(&world, &format!("by={by}&kind=execution&sandbox={id}"), 2).await;
+    assert!(!ours.is_empty() && ours.iter().all(|line| line["by"] == by), "{ours:?}");
+    assert!(lines.iter().filter(|line| line["by"] == by).count() == ours.len());
+    let exited = told(&world, &format!("cause=exited&sandbox={id}"), 1).await;
+    assert!(exited.iter().all(|line| line["cause"]["code"] == "exited"), "{exited:?}");
+    let moment = files[1]["at_ms"].as_u64().unwrap();
+    let since = told(&world, &format!("kind=file&since_ms={moment}&sandbox={id}"), 3).await;
+    assert!(since.iter().all(|line| line["at_ms"].as_u64().unwrap() >= moment), "{since:?}");
+    assert!(told(&world, &format!("since_ms={}", u64::from(u32::MAX) << 20), 0).await.is_empty());
+    for wrong in ["cause=Not%20a%20code", "by=", "by=%0a", "since_ms=-1", "since_ms=yesterday", "since=1h"] {
+        let refused = world.get(&format!("/v1/events?{wrong}")).await.is(400).json()["error"].clone();
+        assert_eq!(refused["code"], "invalid_request", "{wrong}: {refused}");
+        assert!(refused["hint"].as_str().is_some_and(|hint| !hint.is_empty()), "{wrong}: {refused}");
+    }
+
     let timeline = world.get(&format!("{path}/timeline?limit=1000")).await.is(200).json();
     let items = timeline["items"].as_array().unwrap();
     let wrote = items.iter().find(|entry| entry["kind"] == "file.written").expect("it is told there too");

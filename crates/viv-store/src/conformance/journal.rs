@@ -6,7 +6,7 @@ use viv_core::lifecycle::{Actor, PhaseName};
 
 use super::Lab;
 use super::lab::{MANY, about, at_once, change, note};
-use crate::journal::{Cursor, JournalFilter, JournalLine, NewLine};
+use crate::journal::{Cursor, JournalFilter, JournalLine, JournalSearch, NewLine};
 use crate::record::Change;
 
 fn texts(lines: &[JournalLine]) -> Vec<&str> {
@@ -81,18 +81,95 @@ pub(super) async fn o7_filters_hold_in_both_directions(lab: &Lab) {
     lab.store.append(lab.epoch, all.clone()).await.unwrap();
     for project in [None, Some("p".parse().unwrap()), Some("none".parse().unwrap())] {
         for sandbox in [None, Some(ids[0].clone()), Some(ids[1].clone()), Some(lab.id())] {
-            let filter = JournalFilter { project: project.clone(), sandbox };
-            let fits = |line: &&NewLine| {
-                (filter.project.is_none() || filter.project == line.project)
-                    && (filter.sandbox.is_none() || filter.sandbox == line.sandbox)
-            };
-            let wanted: Vec<u64> = all.iter().filter(fits).map(|line| line.at_ms).collect();
-            let found = lab.store.journal(Cursor(0), &filter, MANY).await.unwrap();
-            assert_eq!(found.iter().map(|line| line.line.at_ms).collect::<Vec<_>>(), wanted, "{filter:?}");
-            let found = lab.store.journal_tail(None, &filter, MANY).await.unwrap();
-            assert_eq!(found.iter().rev().map(|line| line.line.at_ms).collect::<Vec<_>>(), wanted, "{filter:?}");
+            for since_ms in [None, Some(0), Some(13), Some(23), Some(24), Some(u64::MAX)] {
+                let filter = JournalFilter { project: project.clone(), sandbox: sandbox.clone(), since_ms };
+                let fits = |line: &&NewLine| {
+                    (filter.project.is_none() || filter.project == line.project)
+                        && (filter.sandbox.is_none() || filter.sandbox == line.sandbox)
+                        && since_ms.is_none_or(|since_ms| line.at_ms >= since_ms)
+                };
+                let wanted: Vec<u64> = all.iter().filter(fits).map(|line| line.at_ms).collect();
+                let found = lab.store.journal(Cursor(0), &filter, MANY).await.unwrap();
+                assert_eq!(found.iter().map(|line| line.line.at_ms).collect::<Vec<_>>(), wanted, "{filter:?}");
+                let found = lab.store.journal_tail(None, &filter, MANY).await.unwrap();
+                assert_eq!(found.iter().rev().map(|line| line.line.at_ms).collect::<Vec<_>>(), wanted, "{filter:?}");
+            }
         }
     }
+}
+
+/// A clock that was set back leaves older lines after newer ones, and none of the newer may be missed for it.
+pub(super) async fn o7_since_is_by_the_time_of_each_line(lab: &Lab) {
+    let times = [50, 10, 60, 20, 70, 5];
+    lab.store.append(lab.epoch, times.map(|at| note(at, "x")).to_vec()).await.unwrap();
+    for since_ms in [0, 5, 15, 50, 55, 70, 71] {
+        let filter = JournalFilter { since_ms: Some(since_ms), ..JournalFilter::default() };
+        let wanted: Vec<u64> = times.into_iter().filter(|at| *at >= since_ms).collect();
+        let (mut paged, mut after) = (Vec::new(), Cursor(0));
+        while let [line] = lab.store.journal(after, &filter, 1).await.unwrap().as_slice() {
+            after = line.cursor;
+            paged.push(line.line.at_ms);
+        }
+        assert_eq!(paged, wanted, "{since_ms}");
+        let (mut paged, mut before) = (Vec::new(), None);
+        while let [line] = lab.store.journal_tail(before, &filter, 1).await.unwrap().as_slice() {
+            before = Some(line.cursor);
+            paged.insert(0, line.line.at_ms);
+        }
+        assert_eq!(paged, wanted, "{since_ms}");
+    }
+}
+
+/// What is looked for is rare: pages that found nothing say where to go on, and all of them together miss nothing.
+pub(super) async fn o7_pages_of_what_is_rare_end_and_miss_nothing(lab: &Lab) {
+    const LINES: u64 = 5_000;
+    let lines = (0..LINES).map(|at| {
+        let mut line = note(at, "x");
+        ["execution.started", "execution.ended", "executions"][at as usize % 3].clone_into(&mut line.kind);
+        line.cause = (at % 1_900 == 7).then(|| "expired".to_owned());
+        line.by = Actor::part(["engine", "key:a", "key:a from the inside", "key:ab"][at as usize % 4]);
+        line
+    });
+    let all: Vec<NewLine> = lines.collect();
+    lab.store.append(lab.epoch, all.clone()).await.unwrap();
+    let text = |text: &str| Some(text.to_owned());
+    let (none, mut empty) = (JournalSearch::default(), 0);
+    let searches = [
+        none.clone(),
+        JournalSearch { cause: text("expired"), ..none.clone() },
+        JournalSearch { cause: text("never"), ..none.clone() },
+        JournalSearch { by: text("key:a"), kind: text("execution"), ..none.clone() },
+        JournalSearch { by: text("engine"), cause: text("expired"), kind: text("execution.ended") },
+    ];
+    for search in searches {
+        for since_ms in [None, Some(LINES - 1_500)] {
+            let filter = JournalFilter { since_ms, ..JournalFilter::default() };
+            for limit in [1, 100, 1_000] {
+                // Whole walks by one line would be slow, and show nothing more.
+                if limit == 1 && (search.is_any() || search.by.is_some()) {
+                    continue;
+                }
+                let (mut found, mut after) = (Vec::new(), Cursor(0));
+                loop {
+                    let page = lab.store.journal_page(after, &filter, &search, limit).await.unwrap();
+                    assert!(page.lines.len() <= limit);
+                    assert!(page.until > after || !page.more, "it moves on");
+                    empty += usize::from(page.lines.is_empty() && page.more);
+                    after = page.until;
+                    found.extend(page.lines.into_iter().map(|line| line.line));
+                    if !page.more {
+                        break;
+                    }
+                }
+                let wanted = all.iter().filter(|line| filter.takes(line) && search.takes(line));
+                assert!(found.iter().eq(wanted), "{search:?} since {since_ms:?} by {limit}: {}", found.len());
+            }
+        }
+    }
+    assert!(empty > 0, "some of them found nothing, though there were more");
+    let by = JournalSearch { by: text("key:a"), ..none };
+    let taken: Vec<bool> = all[..4].iter().map(|line| by.takes(line)).collect();
+    assert_eq!(taken, [false, true, true, false], "whole names");
 }
 
 pub(super) async fn o7_the_bell_rings_with_the_newest(lab: &Lab) {

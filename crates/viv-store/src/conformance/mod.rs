@@ -118,6 +118,8 @@ macro_rules! __store_cases {
                 o7_cursors_grow_and_pages_go_on,
                 o7_the_tail_is_read_backwards,
                 o7_filters_hold_in_both_directions,
+                o7_since_is_by_the_time_of_each_line,
+                o7_pages_of_what_is_rare_end_and_miss_nothing,
                 o7_the_bell_rings_with_the_newest,
                 o7_a_follower_misses_nothing,
                 appending_nothing_tells_where_it_stands,

@@ -62,7 +62,7 @@ impl State {
 
     pub(super) fn journal_after(&self, after: Cursor, filter: &JournalFilter, limit: usize) -> Vec<JournalLine> {
         let lines = self.journal.range(Cursor(after.0.saturating_add(1))..);
-        lines.filter(|(_, line)| fits(filter, line)).take(limit).map(whole).collect()
+        lines.filter(|(_, line)| filter.takes(line)).take(limit).map(whole).collect()
     }
 
     pub(super) fn journal_before(
@@ -72,7 +72,7 @@ impl State {
         limit: usize,
     ) -> Vec<JournalLine> {
         let lines = self.journal.range(..before.unwrap_or(Cursor(u64::MAX)));
-        lines.rev().filter(|(_, line)| fits(filter, line)).take(limit).map(whole).collect()
+        lines.rev().filter(|(_, line)| filter.takes(line)).take(limit).map(whole).collect()
     }
 
     pub(super) fn stray_leases(&self, limit: usize) -> Vec<Lease> {
@@ -84,11 +84,6 @@ impl State {
         let ours = self.leases.iter().filter(|((on, _), held)| on == sandbox && held.epoch == self.epoch);
         ours.map(|(_, held)| held.lease.clone()).collect()
     }
-}
-
-fn fits(filter: &JournalFilter, line: &NewLine) -> bool {
-    filter.project.as_ref().is_none_or(|project| line.project.as_ref() == Some(project))
-        && filter.sandbox.as_ref().is_none_or(|sandbox| line.sandbox.as_ref() == Some(sandbox))
 }
 
 fn whole((cursor, line): (&Cursor, &NewLine)) -> JournalLine {

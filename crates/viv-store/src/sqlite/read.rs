@@ -1,5 +1,9 @@
 //! What reads answer.
 
+use std::fmt::Write as _;
+use std::ops::Range;
+
+use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
 use serde::de::DeserializeOwned;
 use viv_core::lifecycle::{PhaseName, Sandbox};
@@ -121,7 +125,23 @@ pub(super) fn journal(
     filter: &JournalFilter,
     limit: usize,
 ) -> Result<Vec<JournalLine>> {
-    lines(db, "cursor > ?1", "ASC", int(after.0), filter, limit)
+    lines(db, int(after.0).saturating_add(1)..i64::MAX, "ASC", filter, limit)
+}
+
+/// The first line of then or later, from a cursor on: from the index alone, and no further back in it than then.
+const FIRST_SINCE: &str = "SELECT min(cursor) FROM journal INDEXED BY journal_at WHERE at >= ?1 AND cursor >= ?2";
+
+/// Where lines begin, from a cursor on, that are of then or later; `None` when there are none. What is older is passed
+/// over by the index on times, and not read.
+fn first_since(db: &Connection, from: i64, filter: &JournalFilter) -> Result<Option<i64>> {
+    let Some(since_ms) = filter.since_ms.map(int) else { return Ok(Some(from)) };
+    // Whoever reads on is past what is older, mostly: one look, and not one at the whole index for each page.
+    let at = "SELECT at FROM journal NOT INDEXED WHERE cursor >= ?1 ORDER BY cursor LIMIT 1";
+    let at: Option<i64> = db.prepare_cached(at)?.query_row([from], |row| row.get(0)).optional()?;
+    if at.is_none_or(|at| at >= since_ms) {
+        return Ok(at.map(|_| from));
+    }
+    Ok(db.prepare_cached(FIRST_SINCE)?.query_row([since_ms, from], |row| row.get(0))?)
 }
 
 pub(super) fn journal_tail(
@@ -130,33 +150,42 @@ pub(super) fn journal_tail(
     filter: &JournalFilter,
     limit: usize,
 ) -> Result<Vec<JournalLine>> {
-    lines(db, "cursor < ?1", "DESC", before.map_or(i64::MAX, |before| int(before.0)), filter, limit)
+    lines(db, 0..before.map_or(i64::MAX, |before| int(before.0)), "DESC", filter, limit)
 }
 
 fn lines(
     db: &Connection,
-    range: &str,
+    cursors: Range<i64>,
     order: &str,
-    from: i64,
     filter: &JournalFilter,
     limit: usize,
 ) -> Result<Vec<JournalLine>> {
+    let Some(first) = first_since(db, cursors.start, filter)? else { return Ok(Vec::new()) };
     // The narrower of the two leads; a sandbox has few lines, a project may have nearly all.
-    let (lead, and) = match (&filter.sandbox, &filter.project) {
-        (Some(_), Some(_)) => ("INDEXED BY journal_sandbox", "AND sandbox = ?3 AND project = ?4"),
-        (Some(_), None) => ("INDEXED BY journal_sandbox", "AND sandbox = ?3"),
-        (None, Some(_)) => ("INDEXED BY journal_project", "AND project = ?3"),
-        (None, None) => ("NOT INDEXED", ""),
+    let lead = match (&filter.sandbox, &filter.project) {
+        (Some(_), _) => "INDEXED BY journal_sandbox",
+        (None, Some(_)) => "INDEXED BY journal_project",
+        (None, None) => "NOT INDEXED",
     };
+    let mut values: Vec<Value> = vec![first.into(), cursors.end.into(), int(limit as u64).into()];
+    let mut and = String::new();
+    let wanted = [
+        ("sandbox =", filter.sandbox.as_ref().map(|sandbox| sandbox.as_str().to_owned().into())),
+        ("project =", filter.project.as_ref().map(|project| project.as_str().to_owned().into())),
+        ("at >=", filter.since_ms.map(|since_ms| int(since_ms).into())),
+    ];
+    for (column, value) in wanted {
+        if let Some(value) = value {
+            values.push(value);
+            let _ = write!(and, " AND {column} ?{}", values.len());
+        }
+    }
     let text = format!(
         "SELECT cursor, at, project, sandbox, generation, kind, from_phase, to_phase, cause, actor, data
-         FROM journal {lead} WHERE {range} {and} ORDER BY cursor {order} LIMIT ?2"
+         FROM journal {lead} WHERE cursor >= ?1 AND cursor < ?2{and} ORDER BY cursor {order} LIMIT ?3"
     );
-    let words = [filter.sandbox.as_ref().map(SandboxId::as_str), filter.project.as_ref().map(Project::as_str)];
-    let bounds = [rusqlite::types::Value::from(from), int(limit as u64).into()];
-    let words = words.into_iter().flatten().map(|word| word.to_owned().into());
     let mut statement = db.prepare_cached(&text)?;
-    let mut rows = statement.query(params_from_iter(bounds.into_iter().chain(words)))?;
+    let mut rows = statement.query(params_from_iter(values))?;
     let mut lines = Vec::new();
     while let Some(row) = rows.next()? {
         lines.push(line(row)?);
@@ -209,4 +238,20 @@ pub(super) fn keys(db: &Connection) -> Result<Vec<ApiKey>> {
 
 pub(super) fn meta(db: &Connection, name: &str) -> Result<Option<String>> {
     Ok(db.prepare_cached("SELECT value FROM meta WHERE name = ?1")?.query_row([name], |row| row.get(0)).optional()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sqlite::schema;
+
+    #[test]
+    fn o7_what_is_older_is_passed_over_by_the_index_on_times() {
+        let db = Connection::open_in_memory().unwrap();
+        schema::migrate(&db, schema::STEPS).unwrap();
+        let mut statement = db.prepare(&format!("EXPLAIN QUERY PLAN {FIRST_SINCE}")).unwrap();
+        let rows = statement.query_map([1, 1], |row| row.get::<_, String>(3)).unwrap();
+        let plan = rows.collect::<rusqlite::Result<Vec<_>>>().unwrap().join("; ");
+        assert!(plan.contains("SEARCH journal USING COVERING INDEX journal_at (at>?"), "{plan}");
+    }
 }

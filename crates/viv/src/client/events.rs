@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use viv_api::bound::{EventKind, SandboxRef, Sequence};
+use viv_api::bound::{ActorName, CauseCode, EventKind, MomentMs, SandboxRef, Sequence};
 use viv_api::event::Event;
 use viv_api::query::ListEvents;
 
@@ -23,10 +23,10 @@ pub(crate) struct Args {
     after: Option<Sequence>,
     /// Only with this cause: expired, idle, crashed
     #[arg(long, value_name = "CAUSE")]
-    cause: Option<String>,
+    cause: Option<CauseCode>,
     /// Only by this one: key:ID, or a part of the daemon
     #[arg(long, value_name = "WHO")]
-    by: Option<String>,
+    by: Option<ActorName>,
     /// Only those of the last so long: 30s, 15m, 2h, 1d
     #[arg(long, value_name = "SPAN", value_parser = parse_span)]
     since: Option<u64>,
@@ -36,39 +36,31 @@ pub(crate) struct Args {
 }
 
 pub(super) fn run(args: &Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
-    let from_ms = args.since.map_or(0, |since_ms| now_ms().saturating_sub(since_ms));
+    let mut query = ListEvents {
+        after: args.after,
+        sandbox: args.sandbox.clone(),
+        kind: args.kind.clone(),
+        cause: args.cause.clone(),
+        by: args.by.clone(),
+        since_ms: args.since.map(|since_ms| MomentMs::nearest(now_ms().saturating_sub(since_ms))),
+        limit: None,
+    };
     if args.follow {
-        let events = daemon.client.follow_events(args.after.map(Sequence::get), args.sandbox.clone());
-        for event in events.of_kind(args.kind.clone()) {
-            let event = event?;
-            if args.wants(&event, from_ms) {
-                say(daemon, &event)?;
-            }
+        for event in daemon.client.follow_events(query) {
+            say(daemon, &event?)?;
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let mut after = args.after;
     loop {
-        let query = ListEvents { after, sandbox: args.sandbox.clone(), kind: args.kind.clone(), limit: None };
         let page = daemon.client.events(&query)?;
-        for event in page.items.iter().filter(|event| args.wants(event, from_ms)) {
+        for event in &page.items {
             say(daemon, event)?;
         }
         // A server that does not move on would keep us here for ever.
-        if !page.more || after.is_some_and(|after| page.next_after <= after.get()) {
+        if !page.more || page.next_after <= query.after.map_or(0, Sequence::get) {
             return Ok(ExitCode::SUCCESS);
         }
-        after = Some(Sequence::nearest(page.next_after));
-    }
-}
-
-impl Args {
-    /// Whether an event is one of those that were asked for.
-    fn wants(&self, event: &Event, from_ms: u64) -> bool {
-        let cause =
-            self.cause.as_ref().is_none_or(|code| event.cause.as_ref().is_some_and(|cause| cause.code == *code));
-        let by = self.by.as_ref().is_none_or(|by| event.by == *by || event.by.starts_with(&format!("{by} ")));
-        cause && by && event.at_ms >= from_ms
+        query.after = Some(Sequence::nearest(page.next_after));
     }
 }
 

@@ -115,10 +115,12 @@ fn before_and_after(timeline: &[TimelineEntry], from_ms: u64) -> serde_json::Val
 
 /// The events in question, oldest first.
 fn events(sandbox: Option<&SandboxRef>, from_ms: u64, daemon: &Daemon) -> anyhow::Result<Vec<Event>> {
-    let (mut found, mut query) = (Vec::new(), ListEvents { sandbox: sandbox.cloned(), ..ListEvents::default() });
+    let since_ms = (from_ms > 0).then(|| viv_api::bound::MomentMs::nearest(from_ms));
+    let mut query = ListEvents { sandbox: sandbox.cloned(), since_ms, ..ListEvents::default() };
+    let mut found = Vec::new();
     loop {
         let page = daemon.client.events(&query)?;
-        found.extend(page.items.into_iter().filter(|event| event.at_ms >= from_ms));
+        found.extend(page.items);
         let before = query.after.map_or(0, viv_api::bound::Sequence::get);
         if !page.more || page.next_after <= before {
             return Ok(found);

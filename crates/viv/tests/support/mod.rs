@@ -4,6 +4,7 @@
 pub mod base;
 pub mod criu;
 pub mod daemon;
+pub mod diagnosed;
 pub mod disk;
 pub mod held;
 pub mod receiver;

@@ -177,7 +177,8 @@ fn follow(look: Look, poke: SyncSender<()>) {
         };
         let mut after = newest(is_any_after).ok();
         loop {
-            for event in look.client.follow_events(after, None) {
+            let query = ListEvents { after: after.map(Sequence::nearest), ..ListEvents::default() };
+            for event in look.client.follow_events(query) {
                 let Ok(event) = event else { break };
                 after = Some(event.seq);
                 let _ = poke.try_send(());

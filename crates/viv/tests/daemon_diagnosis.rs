@@ -1,0 +1,224 @@
+//! Diagnosis of real sandboxes: what is said names the right thing, and the command that it proposes works (O3).
+#![allow(missing_docs, reason = "tests")]
+
+mod support;
+
+use std::collections::BTreeSet;
+
+use rustix::process::Signal;
+use support::daemon::{Daemon, PATIENCE, run};
+use support::diagnosed::{diagnosed, is_said, proposed, remedy, start, tried};
+use support::eventually_within;
+use support::held::Held;
+use support::restart::House;
+use viv_api::alert::{Alert, AlertState};
+use viv_api::execution::{ExecutionState, StartExecution};
+use viv_api::query::ListEvents;
+use viv_api::sandbox::{Status, TakeKeepAwake};
+use viv_core::{Generation, SandboxId};
+
+/// 2 MiB twenty times a second; what it took is given back before it is too much, and it begins anew.
+const GROWS: &str = "import time\nkept = []\nwhile True:\n    kept.append(b'x' * (2 << 20))\n    \
+                     if len(kept) > 60: kept.clear()\n    time.sleep(0.05)";
+
+const MEMORY_BYTES: u64 = 256 << 20;
+
+#[test]
+fn o3_a_command_whose_memory_grows_is_named_and_ended() {
+    let daemon = Daemon::start();
+    let id = daemon.create().id;
+    let greedy = start(&daemon, &id, &["/usr/bin/python3", "-c", GROWS]);
+    let (found, words) = diagnosed(&daemon, &id, "memory_growing");
+    assert!(words.contains("its memory grows and grows") && words.contains("in 5 looks, never less"), "{words}");
+    assert_eq!(proposed(&found, "memory_growing"), format!("viv cancel {id} {}", greedy.id));
+    remedy(&daemon, &found, "memory_growing");
+    let ended = daemon.sandbox(&id).execution(greedy.id).get().unwrap();
+    assert_eq!(ended.state, ExecutionState::Cancelled, "{ended:#?}");
+    assert!(!is_said(&daemon, &id, "memory_growing"));
+    daemon.remove(&id);
+}
+
+#[test]
+fn o3_commands_that_run_out_of_time_again_and_again_are_told_and_listed() {
+    let daemon = Daemon::start();
+    let id = daemon.create().id;
+    assert!(run(&daemon.sandbox(&id), "true").1.state.is_final());
+    let late = || {
+        let request = StartExecution {
+            limit_ms: Some(serde_json::from_value(300.into()).unwrap()),
+            ..StartExecution::of(["/bin/sleep", "1000"]).unwrap()
+        };
+        let started = daemon.sandbox(&id).start(&request, None).unwrap();
+        let handle = daemon.sandbox(&id).execution(started.id.clone());
+        eventually_within(PATIENCE, "it runs out of time", || handle.get().unwrap().state.is_final());
+        assert_eq!(handle.get().unwrap().state, ExecutionState::TimedOut);
+        started.id.to_string()
+    };
+    let first = late();
+    assert!(!is_said(&daemon, &id, "repeated_timeouts"), "once is no pattern");
+    let second = late();
+    let (found, words) = diagnosed(&daemon, &id, "repeated_timeouts");
+    assert!(words.contains("2 of 3") && words.contains(&first) && words.contains(&second), "{words}");
+    let listed = remedy(&daemon, &found, "repeated_timeouts");
+    for late in [&first, &second] {
+        let row = listed.lines().find(|line| line.contains(late.as_str())).unwrap_or_else(|| panic!("{listed}"));
+        assert!(row.contains("timed_out"), "{row}");
+    }
+    daemon.remove(&id);
+}
+
+#[test]
+fn o3_what_a_command_says_of_itself_is_quoted_with_what_helps() {
+    let daemon = Daemon::start();
+    let limits = serde_json::json!({ "limits": { "memory_bytes": MEMORY_BYTES } });
+    let id = daemon.create_from(&serde_json::from_value(limits).unwrap()).id;
+    // Each of them really happens.
+    let staged = [
+        ("said_stack_overflow", "def f(): f()\nf()", "RecursionError"),
+        (
+            "said_timeout",
+            "import socket\ns = socket.socket()\ns.settimeout(0.1)\ns.listen()\ns.accept()",
+            "TimeoutError",
+        ),
+        ("said_out_of_memory", "bytearray(1 << 60)", "MemoryError"),
+        ("said_disk_full", "full = open('/dev/full', 'w')\nfull.write('x')\nfull.flush()", "No space left on device"),
+        (
+            "said_too_many",
+            "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))\n\
+             kept = [open('/dev/null') for _ in range(32)]",
+            "Too many open files",
+        ),
+    ];
+    for (code, script, quoted) in staged {
+        assert!(!is_said(&daemon, &id, code), "{code}: nobody said it yet");
+        let said = start(&daemon, &id, &["/usr/bin/python3", "-c", script]);
+        let (found, words) = diagnosed(&daemon, &id, code);
+        assert!(words.contains(&format!("{} wrote: ", said.id)) && words.contains(quoted), "{code}: {words}");
+        let limits = daemon.sandbox(&id).resources().unwrap().limits;
+        let proposed = proposed(&found, code);
+        match code {
+            "said_out_of_memory" | "said_disk_full" => {
+                assert!(proposed.starts_with(&format!("viv limits {id}")), "{proposed}");
+                remedy(&daemon, &found, code);
+                let now = daemon.sandbox(&id).resources().unwrap().limits;
+                let (before, after) = if code == "said_disk_full" {
+                    (limits.disk_bytes, now.disk_bytes)
+                } else {
+                    (limits.memory_bytes, now.memory_bytes)
+                };
+                // Without a limit it is shown what there is, and nothing is raised.
+                assert_eq!(after, before.map(|before| before * 2), "{code}");
+                assert!(code == "said_disk_full" || before == Some(MEMORY_BYTES));
+            }
+            _ => {
+                assert_eq!(proposed, format!("viv attach {id} {}", said.id));
+                // It ends as the command did.
+                let shown = tried(&daemon, &found, code);
+                let shown = [shown.stdout, shown.stderr].concat();
+                assert!(String::from_utf8_lossy(&shown).contains(quoted), "{code}: {shown:?}");
+            }
+        }
+    }
+    daemon.remove(&id);
+}
+
+/// Kills the agent of a sandbox while whoever would tell of its end does not get to it.
+fn kill_unseen(daemon: &Daemon, id: &SandboxId) {
+    let host = daemon.host(id);
+    let (shim, agent) = (Held::of(host.shim_pid), Held::of(host.agent_pid));
+    shim.stop();
+    agent.signal(Signal::KILL);
+}
+
+#[test]
+fn o3_a_dead_agent_that_nobody_told_of_is_seen_and_what_helps_leads_to_a_new_instance() {
+    let daemon = Daemon::start();
+    let named = serde_json::json!({ "name": "kept" });
+    let kept = daemon.create_from(&serde_json::from_value(named).unwrap()).id;
+    let passing = daemon.create().id;
+    assert_eq!(run(&daemon.sandbox(&kept), "echo words > /workspace/file").0, "");
+    kill_unseen(&daemon, &kept);
+    kill_unseen(&daemon, &passing);
+
+    let (found, words) = diagnosed(&daemon, &passing, "agent_dead");
+    assert!(words.contains("the agent inside is dead"), "{words}");
+    assert_eq!(proposed(&found, "agent_dead"), format!("viv show --verify {passing}"));
+    let shown = remedy(&daemon, &found, "agent_dead");
+    assert!(shown.contains("verifying"), "it is not said to be ready any more: {shown}");
+
+    let (found, words) = diagnosed(&daemon, &kept, "agent_dead");
+    assert!(words.contains("the agent inside is dead") && words.contains("its files are saved"), "{words}");
+    assert_eq!(proposed(&found, "agent_dead"), format!("viv stop {kept}"));
+    remedy(&daemon, &found, "agent_dead");
+    assert_eq!(daemon.sandbox(&kept).get().unwrap().status, Status::Hibernated);
+
+    daemon.wait_for(&passing, "it is given up", |sandbox| matches!(sandbox.status, Status::Failed | Status::Lost));
+    for (id, script) in [(&kept, "cat /workspace/file"), (&passing, "echo words")] {
+        let ensured = daemon.viv().args(["ensure", id.as_str()]).output().unwrap();
+        assert!(ensured.status.success(), "{}", String::from_utf8_lossy(&ensured.stderr));
+        let again = daemon.sandbox(id).get().unwrap();
+        assert!(again.status == Status::Ready && again.generation > Generation::FIRST, "{again:#?}");
+        assert_eq!(run(&daemon.sandbox(id), script).0, "words\n");
+        assert!(!is_said(&daemon, id, "agent_dead"));
+        daemon.remove(id);
+    }
+}
+
+#[test]
+fn o3_an_agent_whose_end_was_seen_is_told_as_lost_and_ensured() {
+    let daemon = Daemon::start();
+    let id = daemon.create().id;
+    Held::of(daemon.host(&id).agent_pid).kill();
+    let (found, words) = diagnosed(&daemon, &id, "lost");
+    assert!(words.contains("crashed"), "{words}");
+    remedy(&daemon, &found, "lost");
+    daemon.wait_for(&id, "it is ready", |sandbox| sandbox.status == Status::Ready);
+    assert_eq!(run(&daemon.sandbox(&id), "echo well").0, "well\n");
+    daemon.remove(&id);
+}
+
+fn stuck(daemon: &Daemon) -> Alert {
+    let all = daemon.client().alerts().unwrap().items;
+    all.into_iter().find(|alert| alert.name == "sandbox_stuck").expect("it is a rule")
+}
+
+#[test]
+fn o5_the_alert_about_stuck_sandboxes_names_them_and_no_others() {
+    let mut daemon = Daemon::in_house(House::with_config(
+        "[alerts]\nperiod_s = 1\nresolve_after_s = 1\nstuck_after_s = 2\nrules = { sandbox_stuck = { for_s = 0 } }\n",
+    ));
+    daemon.run(&[]);
+    let ids: BTreeSet<SandboxId> = [daemon.create().id, daemon.create().id].into();
+    let awake = daemon.create().id;
+    let request = TakeKeepAwake { ttl_ms: 600_000.try_into().unwrap(), reason: None };
+    daemon.sandbox(&awake).keep_awake(&"wanted".parse().unwrap(), &request).unwrap();
+    for id in &ids {
+        start(&daemon, id, &["/bin/sleep", "1000"]);
+    }
+    let named = || stuck(&daemon).sandboxes.into_iter().collect::<BTreeSet<_>>();
+    eventually_within(PATIENCE, "both are named", || stuck(&daemon).state == AlertState::Firing && named() == ids);
+    let said = daemon.viv().arg("doctor").output().unwrap();
+    let said = String::from_utf8(said.stdout).unwrap();
+    assert!(ids.iter().all(|id| said.contains(id.as_str())) && !said.contains(awake.as_str()), "{said}");
+    let query = ListEvents { kind: Some("alert.firing".parse().unwrap()), ..ListEvents::default() };
+    let fired = daemon.client().events(&query).unwrap().items;
+    let fired = fired.iter().find(|event| event.data["alert"] == "sandbox_stuck").expect("it is in the journal");
+    let told: BTreeSet<SandboxId> = serde_json::from_value(fired.data["sandboxes"].clone()).unwrap();
+    assert!(!told.is_empty() && told.is_subset(&ids), "{told:?}");
+
+    // The command that it names, for each that it names, and what that proposes.
+    let command = stuck(&daemon).command;
+    assert!(ids.iter().any(|id| command == format!("viv doctor {id}")), "{command}");
+    for id in &ids {
+        let said = daemon.viv().args(["doctor", id.as_str()]).output().unwrap();
+        assert!(String::from_utf8(said.stdout).unwrap().contains(id.as_str()));
+        let (found, words) = diagnosed(&daemon, id, "waiting");
+        assert!(words.contains("(sleep)"), "{words}");
+        remedy(&daemon, &found, "waiting");
+    }
+    for id in ids.iter().chain([&awake]) {
+        daemon.remove(id);
+    }
+    eventually_within(PATIENCE, "it is resolved", || stuck(&daemon).state != AlertState::Firing);
+    assert!(named().is_empty());
+}
