@@ -664,37 +664,42 @@ async fn l13_a_dump_that_is_given_up_takes_no_room() {
     ground.assert_nothing_left();
 }
 
+/// Tried among everybody's processes, the pid that is brought back may be somebody else's by then, who would be ended.
 #[test]
-fn l13_a_pid_that_is_taken_while_criu_is_tried_says_nothing_about_it() {
+fn l13_criu_is_tried_where_no_process_is_anybody_elses() {
     let Some(criu) = criu() else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let (path, taken) = (folder.path().join("criu"), folder.path().join("taken"));
-    // Whoever is started next has the pid after this one; others start processes too, so more than one try is made.
-    let take = format!(
-        "#!/bin/sh
-if [ $1 = restore ] && [ ! -e {taken} ]; then
-    for word; do [ \"$before\" != -D ] || images=$word; before=$word; done
-    pid=$(ls $images/ | sed -n 's/^core-\\([0-9]*\\).img$/\\1/p')
-    tries=0
-    while [ $tries -lt 1000 ] && [ ! -e {taken} ]; do
-        tries=$((tries+1))
-        echo $((pid-1)) > /proc/sys/kernel/ns_last_pid
-        sleep 30 </dev/null >/dev/null 2>&1 &
-        if [ $! = $pid ]; then echo $pid > {taken}; else kill $!; fi
-    done
+    for (then, works) in [("", true), ("[ $1 = dump ] || exit 1", false)] {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().display();
+        // Somebody is left behind each time, who is known by his name.
+        let text = format!(
+            "#!/bin/sh
+if [ $1 != --version ]; then
+    readlink /proc/self/ns/pid >> {place}/seen
+    ln -sf /bin/sleep {place}/left
+    {place}/left 1000 >/dev/null 2>&1 &
+    {then}
 fi
-exec {criu} \"$@\"
+exec {} \"$@\"
 ",
-        taken = taken.display(),
-        criu = criu.display()
-    );
-    fs::write(&path, take).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-    let ground = Ground::with(|config| config.criu = Some(path));
-    let found = ground.provider.criu();
-    let pid: u32 = fs::read_to_string(&taken).expect("it was taken").trim().parse().unwrap();
-    support::kill(pid, rustix::process::Signal::KILL);
-    assert!(found.is_ok(), "{found:?}");
+            criu.display()
+        );
+        let path = folder.path().join("criu");
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let ground = Ground::with(|config| config.criu = Some(path));
+        let found = ground.provider.criu();
+        assert_eq!(found.is_ok(), works, "{found:?}");
+        let seen = fs::read_to_string(folder.path().join("seen")).unwrap();
+        let own = fs::read_link("/proc/self/ns/pid").unwrap();
+        assert!(seen.lines().count() == 2 && seen.lines().all(|seen| *seen != *own.to_string_lossy()), "{seen}");
+        let left = folder.path().join("left").to_string_lossy().into_owned();
+        let is_left = |process: fs::DirEntry| {
+            let line = fs::read(process.path().join("cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&line).starts_with(&left)
+        };
+        assert!(!fs::read_dir("/proc").unwrap().flatten().any(is_left), "what is left of it ends with it");
+    }
 }
 
 /// The case of the conformance suite, which declares no memory without a CRIU.
