@@ -327,6 +327,10 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
         .await
     }
 
+    fn memory_left(&self) -> Option<f64> {
+        self.inner.memory_left()
+    }
+
     async fn memory_obstacles(&self, instance: &InstanceRef) -> Result<Vec<Obstacle>> {
         let instance = instance.clone();
         self.through("memory_obstacles", move |inner| {
