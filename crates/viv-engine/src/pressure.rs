@@ -13,7 +13,7 @@ use std::sync::Arc;
 use serde_json::json;
 use viv_core::lifecycle::{Actor, Event, FreezeStep, Phase, PhaseName, Sandbox};
 use viv_core::spec::Hibernate;
-use viv_provider::InstanceRef;
+use viv_provider::{InstanceRef, ObstacleEffect};
 use viv_store::ListQuery;
 
 use crate::engine::{Applied, Inner};
@@ -93,8 +93,14 @@ impl Inner {
         let instance = InstanceRef { sandbox: record.id.clone(), generation: record.generation };
         let asked = self.call_agent(&record.id, self.config.budgets.call, self.provider.memory_obstacles(&instance));
         let why = match asked.await {
-            Ok(found) if found.is_empty() => return true,
-            Ok(found) => found.into_iter().map(|one| one.what).collect::<Vec<_>>().join(", "),
+            Ok(found) => {
+                let prevents = found.into_iter().filter(|one| one.effect == ObstacleEffect::Prevents);
+                let prevents: Vec<String> = prevents.map(|one| one.what).collect();
+                if prevents.is_empty() {
+                    return true;
+                }
+                prevents.join(", ")
+            }
             Err(error) => error.to_string(),
         };
         tracing::debug!(component = "pressure", sandbox = %record.id, why, "it stays frozen in memory");

@@ -601,6 +601,11 @@ fn l13_what_is_in_the_way_is_said_beforehand_with_who_holds_it() {
     until_more(&daemon, &made.id, &counter, 0);
     let found = check(true);
     assert!(found.can && found.obstacles.is_empty(), "{found:#?}");
+    // The daemon says by what it does it, which need not be what this process would.
+    let doctor = daemon.viv().arg("doctor").env("VIV_CRIU", "/no/such/criu").output().unwrap();
+    let doctor = String::from_utf8_lossy(&doctor.stdout).into_owned();
+    let line = doctor.lines().find(|line| line.contains("it saves memory by CRIU")).unwrap_or_default();
+    assert!(line.contains(&*criu.display().to_string()), "{doctor}");
     let holder = start_holder(&daemon, &made.id);
     let ghost = "exec 3>/workspace/ghost; rm /workspace/ghost; truncate -s 300M /proc/self/fd/3; echo it is open; exec sleep 1001";
     let ghost = start(&daemon, &made.id, &["sh", "-c", ghost]).id;

@@ -102,7 +102,9 @@ fn turn(criu: &Path, folder: &Path, process: Pid) -> Result<(), String> {
     let first = await_file(&folder.join(FIRST)).map_err(failed)?;
     let images = || File::open(folder);
     let mut dump = Call::new(criu, "dump");
-    dump.args(["-t", &process.as_raw_nonzero().to_string(), "-o", DUMP_LOG]).args(criu::COMMON).args(criu::to_dump());
+    dump.args(["-t", &process.as_raw_nonzero().to_string(), "-o", DUMP_LOG])
+        .args(criu::COMMON)
+        .args(criu::to_dump(criu::STOPPED));
     dump.file("-D", images().map_err(failed)?).map_err(failed)?;
     let status = dump.run().map_err(|error| format!("it cannot be run: {error}"))?;
     if status != 0 {

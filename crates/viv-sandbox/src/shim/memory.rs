@@ -143,7 +143,7 @@ impl Shim {
             match (order.held_for, self.cgroups.v2()) {
                 (Some(_), Some(cgroup)) => criu::dump_live(&mut call, &cgroup)?,
                 (Some(_), None) => return Err(io::Error::other("it cannot be held still")),
-                (None, _) => drop(call.args(criu::to_dump())),
+                (None, _) => drop(call.args(criu::to_dump(criu::STOPPED))),
             }
             call.args([Path::new("--root"), &self.root]);
             for external in &order.dump.mounts {
