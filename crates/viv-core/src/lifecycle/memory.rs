@@ -56,7 +56,6 @@ pub enum Memory {
 
 /// It was frozen, and its memory was to go to disk because the machine's got short.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[expect(clippy::struct_field_names, reason = "units come last in every name")]
 pub struct KeptFrozen {
     /// Since when it has been frozen: its window goes on meanwhile.
     pub since_ms: u64,

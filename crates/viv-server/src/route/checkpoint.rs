@@ -33,12 +33,12 @@ async fn check(State(state): State<ServerState>, target: Target, Query(query): Q
         command: one.command,
         execution: one.execution,
     };
-    let (prevents, closed): (Vec<_>, Vec<_>) = found.into_iter().partition(|one| match one.effect {
+    let (prevents, rest): (Vec<_>, Vec<_>) = found.into_iter().partition(|one| match one.effect {
         ObstacleEffect::Prevents => true,
         ObstacleEffect::Closed => false,
     });
     let obstacles: Vec<Obstacle> = prevents.into_iter().map(shown).collect();
-    let closes = closed.into_iter().map(shown).collect();
+    let closes = rest.into_iter().map(shown).collect();
     let (sandbox, generation) = (handle.sandbox().clone(), handle.generation());
     Ok(show::ok(&CheckpointCheck { sandbox, generation, can: obstacles.is_empty(), obstacles, closes }))
 }
