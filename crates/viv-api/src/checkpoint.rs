@@ -17,9 +17,12 @@ pub struct CheckpointCheck {
     pub can: bool,
     /// What is in the way.
     pub obstacles: Vec<Obstacle>,
+    /// What is not, and is closed first: what is saved is without it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub closes: Vec<Obstacle>,
 }
 
-/// Something that is in the way, and who holds it.
+/// Something that is in the way, or is closed first, and who holds it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Obstacle {

@@ -165,6 +165,9 @@ pub struct Doctor {
     pub capabilities: Vec<CapabilityShown>,
     /// What is wrong, most important first.
     pub findings: Vec<Finding>,
+    /// By what it saves memory, and what that cannot do here; nothing where it does not, which `capabilities` says why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub saves_memory_by: Option<String>,
     /// Where traces go, for keys of the installation; nothing where nothing is traced (O4).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traces: Option<TracesShown>,

@@ -5,12 +5,12 @@ mod place;
 
 use std::time::Duration;
 
-use place::{Place, paused, place_ticking, request};
+use place::{Place, by, paused, persistent, place_ticking, place_with_memory, request};
 use viv_core::exec::ExecSpec;
-use viv_core::lifecycle::{Actor, EntryKind, Status};
-use viv_core::spec::{Policy, Project};
+use viv_core::lifecycle::{Actor, Cause, EntryKind, Memory, PhaseName, Status};
+use viv_core::spec::{Hibernate, Policy, Project};
 use viv_core::{Generation, SandboxId};
-use viv_engine::{CreateRequest, ReconcilerName, Which};
+use viv_engine::{CleanupConfig, CreateRequest, ReconcilerName, Which};
 use viv_store::{Cursor, JournalFilter, Store};
 
 const HOUR_MS: u64 = 3_600_000;
@@ -144,5 +144,63 @@ fn l4_a_day_of_polls_timers_reconnects_traffic_and_schedules_does_not_loop() {
         let moves = place.moves().await;
         assert_eq!(record.generation, Generation(entries), "one instance for each entry");
         assert!(moves <= 6 * entries as usize, "{moves} transitions for {entries} entries");
+    });
+}
+
+/// Memory is short, and what is frozen cannot go to disk with its own: it stays what it is and is tried ever more rarely,
+/// until it can.
+#[test]
+fn l13_what_cannot_go_to_disk_with_its_memory_stays_frozen_and_is_left_alone() {
+    paused(async {
+        let place = place_with_memory(0.05, |config| config.cleanup = Some(CleanupConfig::default())).await;
+        let day_ms = 24 * HOUR_MS;
+        let policy =
+            Policy { hibernate: Hibernate::Memory, hibernate_ms: day_ms, lifetime_ms: day_ms, ..persistent().policy };
+        let id = place.made(CreateRequest { policy, ..persistent() }).await;
+        place.start(&id, &["/bin/sleep", "100000"], true).await;
+        place.provider.truth().fail_dumps(Some("something that nobody foresaw"));
+        place.engine.freeze(&id, by()).await.unwrap();
+        let tries = async || {
+            let lines = place.store.journal(Cursor(0), &JournalFilter::default(), usize::MAX).await.unwrap();
+            let gone = |to: Option<PhaseName>| to == Some(PhaseName::Hibernating);
+            lines.iter().filter(|line| gone(line.line.to)).map(|line| line.line.at_ms).collect::<Vec<u64>>()
+        };
+        tokio::time::sleep(58 * MINUTE).await;
+        let tried = tries().await;
+        // At once, and after five, ten, twenty minutes more.
+        assert_eq!(tried.len(), 4, "{tried:?}");
+        let stays = place.record(&id).await;
+        assert_eq!((place.status(&id).await, &stays.cause.cause), (Status::Frozen, &Cause::MemoryNotSaved));
+        assert!(stays.cause.message.as_ref().is_some_and(|why| why.contains("nobody foresaw")), "{:?}", stays.cause);
+        assert_eq!((stays.generation, stays.lost_executions.len()), (Generation(1), 0), "nothing is lost");
+        // Somebody uses it meanwhile, as if nothing had been.
+        place.engine.ensure(&id, EntryKind::Ensure, by()).await.unwrap();
+        place.engine.wait_ready(&id, MINUTE).await.unwrap();
+        assert_eq!(place.record(&id).await.generation, Generation(1));
+        place.engine.freeze(&id, by()).await.unwrap();
+        // And once it can be saved, it is, with all that runs in it.
+        place.provider.truth().fail_dumps(None);
+        tokio::time::sleep(10 * MINUTE).await;
+        let gone = place.record(&id).await;
+        assert!(matches!(gone.memory, Some(Memory::Kept { .. })), "{gone:?}");
+        assert_eq!(place.status(&id).await, Status::Hibernated);
+    });
+}
+
+/// Who asked for it to be saved has it saved, and be it without its memory.
+#[test]
+fn l13_what_somebody_asked_to_be_saved_is_whatever_becomes_of_its_memory() {
+    paused(async {
+        let place = place_with_memory(1.0, |_| {}).await;
+        let policy = Policy { hibernate: Hibernate::Memory, ..persistent().policy };
+        let id = place.made(CreateRequest { policy, ..persistent() }).await;
+        place.provider.truth().fail_dumps(Some("something that nobody foresaw"));
+        place.engine.freeze(&id, by()).await.unwrap();
+        tokio::time::sleep(MINUTE).await;
+        place.engine.hibernate(&id, by()).await.unwrap();
+        tokio::time::sleep(MINUTE).await;
+        let saved = place.record(&id).await;
+        assert!(matches!(&saved.memory, Some(Memory::NotSaved { why }) if why.contains("nobody foresaw")), "{saved:?}");
+        assert_eq!(place.status(&id).await, Status::Hibernated);
     });
 }

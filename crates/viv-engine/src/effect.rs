@@ -99,7 +99,7 @@ impl Inner {
         Ok(Some(match self.call(&record.id, self.config.budgets.save, saved).await {
             Ok(saved) if request.memory && !saved.memory => {
                 // It was saved under this id by who had given its memory up.
-                Outcome::MemoryNotSaved("it was saved without".to_owned())
+                Outcome::MemoryNotSaved { why: "it was saved without".to_owned(), frozen: false }
             }
             Ok(saved) => {
                 self.savers.noted(&saved);
@@ -113,13 +113,27 @@ impl Inner {
             }
             // Whatever is in the way of its memory is not in the way of its files. Only who could not be asked is asked
             // again.
-            Err(error) if request.memory && !is_unheard(&error) => Outcome::MemoryNotSaved(in_words(&error)),
+            Err(error) if request.memory && !is_unheard(&error) => {
+                let frozen = self.is_still_frozen(record, mutation.generation, &error).await;
+                Outcome::MemoryNotSaved { why: in_words(&error), frozen }
+            }
             // There may be room later: what is kept until then is not given up (T7).
             Err(error @ ProviderError::Exhausted { .. }) => {
                 Outcome::Failed(Failure { kind: FailureKind::Unknown, what: in_words(&error) })
             }
             Err(error) => failed(error),
         }))
+    }
+
+    /// Whether an instance whose memory could not be saved was seen frozen after that. Who did not answer in time may be
+    /// at it still, and end it.
+    async fn is_still_frozen(&self, record: &Sandbox, generation: Generation, error: &ProviderError) -> bool {
+        if matches!(error, ProviderError::TimedOut { .. }) {
+            return false;
+        }
+        let instance = InstanceRef { sandbox: record.id.clone(), generation };
+        let seen = self.call(&record.id, self.config.budgets.call, self.provider.observe(&instance)).await;
+        matches!(seen, Ok(Observation { state: InstanceState::Frozen, .. }))
     }
 
     /// Makes an instance, under the start lock (L15).

@@ -365,7 +365,8 @@ impl Inner {
             // What was saved has its row from the moment on that the record refers to it (L11).
             let rows = self.saved_row(&next, event).await?;
             // Who puts it to rest because nobody uses it is refused by who used it since it was read (L6).
-            let unused_since_ms = matches!(event, Event::Rest { .. }).then_some(before.active_at_ms);
+            let unused_since_ms = matches!(event, Event::Rest { .. } | Event::MakeRoom { .. });
+            let unused_since_ms = unused_since_ms.then_some(before.active_at_ms);
             let lines = if is_planted(Planted::MoveWithoutLine) { Vec::new() } else { vec![line] };
             match self.commit(next, lines, quota, unused_since_ms, rows).await {
                 Ok(next) => {

@@ -26,6 +26,7 @@ pub(crate) fn line(event: &Event, before: &Sandbox, after: &Sandbox, happened: H
         | Event::Discard { by }
         | Event::Rollback { by, .. }
         | Event::Reset { by }
+        | Event::MakeRoom { by }
         | Event::Rest { by, .. }
         | Event::Drain { by }
         | Event::Unhealthy { by } => by.clone(),
@@ -127,6 +128,7 @@ fn wanted(event: &Event) -> &'static str {
         Event::RetrySave { .. } => "sandbox.save_retry_asked",
         Event::Discard { .. } => "sandbox.discard_asked",
         Event::Idle { .. }
+        | Event::MakeRoom { .. }
         | Event::Rest { .. }
         | Event::Drain { .. }
         | Event::Unhealthy { .. }

@@ -5,17 +5,18 @@
 //! ```
 //!
 //! A few at a time, and then another look: how much one of them gives back is known when it has. Whatever is not frozen, or
-//! would lose what runs in it, is left to the other layers of cleanup.
+//! would lose what runs in it, is left to the other layers of cleanup. What could not be saved is frozen as before, and left
+//! alone for a while.
 
 use std::sync::Arc;
 
 use serde_json::json;
-use viv_core::lifecycle::{Actor, FreezeStep, Phase, PhaseName, Sandbox};
+use viv_core::lifecycle::{Actor, Event, FreezeStep, Phase, PhaseName, Sandbox};
 use viv_core::spec::Hibernate;
-use viv_provider::InstanceRef;
+use viv_provider::{InstanceRef, ObstacleEffect};
 use viv_store::ListQuery;
 
-use crate::engine::Inner;
+use crate::engine::{Applied, Inner};
 use crate::error::EngineError;
 use crate::journal;
 
@@ -45,12 +46,13 @@ pub(crate) fn spawn(inner: &Arc<Inner>) {
 }
 
 /// Who may go next, the longest frozen first, and how many of them: what is being saved already counts among those at once.
-fn next(records: &[Sandbox]) -> (Vec<&Sandbox>, usize) {
+fn next(records: &[Sandbox], now_ms: u64) -> (Vec<&Sandbox>, usize) {
     let saving = records.iter().filter(|record| record.phase.name() == PhaseName::Hibernating).count();
     let mut frozen: Vec<&Sandbox> = records
         .iter()
         .filter(|record| record.phase == Phase::Frozen { step: FreezeStep::Done })
         .filter(|record| record.policy.persistent && record.policy.hibernate == Hibernate::Memory)
+        .filter(|record| record.kept_frozen.is_none_or(|kept| kept.until_ms <= now_ms))
         .collect();
     frozen.sort_by_key(|record| (record.phase_since_ms, record.id.clone()));
     (frozen, AT_ONCE.saturating_sub(saving))
@@ -64,7 +66,7 @@ impl Inner {
         }
         let phases = vec![PhaseName::Frozen, PhaseName::Hibernating];
         let listed = self.store.list(&ListQuery { phases, limit: LOOKED_AT_MAX, ..ListQuery::default() }).await?;
-        let (frozen, mut room) = next(&listed.items);
+        let (frozen, mut room) = next(&listed.items, self.clock.now_ms());
         for record in frozen {
             if room == 0 {
                 break;
@@ -73,7 +75,8 @@ impl Inner {
                 continue;
             }
             // Who is used since is thawed, and so not there.
-            if self.put_to_rest(record, 0).await? {
+            let event = Event::MakeRoom { by: Actor::part("cleanup") };
+            if let Applied::Changed(_) = self.apply(&record.id, &event).await? {
                 let why = format!("{:.0} % of the machine's memory are left", left * 100.0);
                 let data = json!({ "layer": "memory", "action": "hibernate", "why": why, "outcome": "done" });
                 let line = journal::noted(record, "cleanup.item", Actor::part("cleanup"), self.clock.now_ms(), data);
@@ -90,8 +93,14 @@ impl Inner {
         let instance = InstanceRef { sandbox: record.id.clone(), generation: record.generation };
         let asked = self.call_agent(&record.id, self.config.budgets.call, self.provider.memory_obstacles(&instance));
         let why = match asked.await {
-            Ok(found) if found.is_empty() => return true,
-            Ok(found) => found.into_iter().map(|one| one.what).collect::<Vec<_>>().join(", "),
+            Ok(found) => {
+                let prevents = found.into_iter().filter(|one| one.effect == ObstacleEffect::Prevents);
+                let prevents: Vec<String> = prevents.map(|one| one.what).collect();
+                if prevents.is_empty() {
+                    return true;
+                }
+                prevents.join(", ")
+            }
             Err(error) => error.to_string(),
         };
         tracing::debug!(component = "pressure", sandbox = %record.id, why, "it stays frozen in memory");
@@ -103,7 +112,7 @@ impl Inner {
 mod tests {
     use std::collections::BTreeMap;
 
-    use viv_core::lifecycle::{Moment, NewSandbox, Timings};
+    use viv_core::lifecycle::{KeptFrozen, Moment, NewSandbox, Timings};
     use viv_core::spec::{Policy, Project, SandboxSpec};
     use viv_core::{SandboxId, SnapshotId};
 
@@ -130,8 +139,15 @@ mod tests {
     fn l13_the_longest_frozen_goes_first_and_nobody_whose_memory_is_not_kept() {
         let mut records = vec![frozen(1, 30), frozen(2, 10), frozen(3, 20), frozen(4, 5)];
         records[3].policy.hibernate = Hibernate::Filesystem;
-        let ids = |records: &[Sandbox]| next(records).0.iter().map(|record| record.phase_since_ms).collect::<Vec<_>>();
-        assert_eq!((ids(&records), next(&records).1), (vec![10, 20, 30], AT_ONCE));
+        let at = |records: &[Sandbox], now_ms| {
+            next(records, now_ms).0.iter().map(|record| record.phase_since_ms).collect::<Vec<_>>()
+        };
+        let ids = |records: &[Sandbox]| at(records, 1_000);
+        assert_eq!((ids(&records), next(&records, 1_000).1), (vec![10, 20, 30], AT_ONCE));
+        // What could not be saved has its time.
+        records[1].kept_frozen = Some(KeptFrozen { since_ms: 10, failures: 1, until_ms: 1_001 });
+        assert_eq!((ids(&records), at(&records, 1_001)), (vec![20, 30], vec![10, 20, 30]));
+        records[1].kept_frozen = None;
         let snapshot = SnapshotId::from_bytes([9; 16]);
         records[1].phase = Phase::Hibernated { snapshot };
         assert_eq!(ids(&records), [20, 30]);

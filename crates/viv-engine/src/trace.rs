@@ -300,7 +300,7 @@ fn execution(row: &Execution, state: &ExecState, to_ms: u64) -> Told {
 pub(crate) fn effect_ended(span: &Span, outcome: &Result<Option<Outcome>, EngineError>) {
     let (word, is_well) = match outcome {
         Ok(Some(Outcome::Failed(_))) => ("failed", false),
-        Ok(Some(Outcome::MemoryNotSaved(_))) => ("memory_not_saved", false),
+        Ok(Some(Outcome::MemoryNotSaved { .. })) => ("memory_not_saved", false),
         Ok(
             Some(
                 Outcome::Made { .. }

@@ -390,9 +390,21 @@ pub struct ProcessSeen {
     pub waits_in: Option<String>,
 }
 
-/// Something that is in the way of saving an instance's memory, and who holds it.
+/// What becomes of something when an instance's memory is saved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ObstacleEffect {
+    /// With it, nothing is saved.
+    Prevents,
+    /// It is closed first, and what is saved is without it.
+    Closed,
+}
+
+/// Something that is in the way of saving an instance's memory, or does not outlast it, and who holds it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Obstacle {
+    /// What becomes of it.
+    pub effect: ObstacleEffect,
     /// What, for people.
     pub what: String,
     /// The process that holds it, by its pid inside; none when it is about the whole instance.

@@ -28,8 +28,8 @@ pub use audit::{Finding, FindingKind, Swept, SweptAs};
 pub use error::ProviderError;
 pub use instance::{
     Deadline, DeadlineChange, DiskUsage, Ended, InstanceRef, InstanceSpec, InstanceState, Integrity, Listed, LogPart,
-    Mutation, Observation, ObservedVia, Obstacle, Page, PageRequest, ProcessSeen, Recall, SaveCost, SaveRequest,
-    Snapshot, SnapshotSeen, Usage, Whereabouts,
+    Mutation, Observation, ObservedVia, Obstacle, ObstacleEffect, Page, PageRequest, ProcessSeen, Recall, SaveCost,
+    SaveRequest, Snapshot, SnapshotSeen, Usage, Whereabouts,
 };
 pub use provider::{
     ByteReader, Dialled, FileWrite, InsideRequest, OutputStream, Provider, RequestStream, WatchStream, probe,

@@ -455,6 +455,12 @@ pub trait Provider: Send + Sync {
         None
     }
 
+    /// By what it saves memory, where it can and there is more to say: a program, its version, what that cannot do here.
+    /// May block for as long as trying it takes.
+    fn saves_memory_by(&self) -> Option<String> {
+        None
+    }
+
     /// Looks for what was left here and belongs to nobody: of whatever was made, and by whom it was made, never of
     /// anybody else. What is being made or removed right now is not among it. Changes nothing.
     async fn audit(&self) -> Result<Vec<Finding>> {

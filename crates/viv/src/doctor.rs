@@ -77,6 +77,14 @@ pub(crate) fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
             if said.findings.is_empty() {
                 writeln!(out, "  ok   nothing is wrong")?;
             }
+            // What the daemon found with its own settings, which need not be ours.
+            let mut capabilities = said.capabilities.iter();
+            let save_memory = capabilities.find(|one| one.name.replace('_', " ") == word(Capability::SaveMemory));
+            match (&said.saves_memory_by, save_memory.and_then(|one| one.reason.as_ref())) {
+                (Some(by), _) => writeln!(out, "  ok   it saves memory by {by}")?,
+                (None, Some(why)) => writeln!(out, "  no   it does not save memory: {why}")?,
+                (None, None) => {}
+            }
             if let Some(traces) = &said.traces {
                 match &traces.silent {
                     None => writeln!(out, "  ok   traces go to {}, which answers", traces.endpoint)?,
@@ -97,7 +105,7 @@ pub(crate) fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
     writeln!(out, "containers by: {}; workloads talk to {kernel}", runtime.version)?;
     let (capabilities, limited_by) = (provider.capabilities(), provider.limited_by());
     if let Ok(criu) = provider.criu() {
-        writeln!(out, "memory is saved by: CRIU {}, {}; {}", criu.version, criu.path.display(), criu.limits())?;
+        writeln!(out, "memory is saved by: {criu}")?;
     }
     if let Some(reserve) = provider.disk_reserve() {
         writeln!(out, "{}", full_disk(&reserve))?;

@@ -424,11 +424,16 @@ impl Staged {
         Self::on(criu, Daemon::prepare(&[]))
     }
 
-    fn on(criu: &Path, mut daemon: Daemon) -> Self {
+    fn on(criu: &Path, daemon: Daemon) -> Self {
+        Self::configured(criu, daemon, "")
+    }
+
+    fn configured(criu: &Path, mut daemon: Daemon, more: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let hook = folder.path().join("hook");
         let path = criu::instead(folder.path(), criu, &format!("[ -e {0} ] && . {0}", hook.display()));
-        daemon.configure(&format!("[sandboxes]\ncriu = {:?}\nsave_memory = \"on\"\n", path.display().to_string()));
+        let path = path.display().to_string();
+        daemon.configure(&format!("[sandboxes]\ncriu = {path:?}\nsave_memory = \"on\"\n{more}"));
         daemon.restart();
         Self { daemon, folder }
     }
@@ -539,6 +544,49 @@ fn l13_what_criu_cannot_keep_is_followed_by_the_files() {
     staged.assert_not_saved(&made, &execution, "/dev/tty");
 }
 
+/// Nobody asked for it to end: what is frozen is tried once, and stays what it is when its dump fails for a reason that
+/// nobody knew of.
+#[test]
+fn l13_what_cannot_go_to_disk_when_memory_gets_short_stays_frozen() {
+    let Some(criu) = criu() else { return };
+    let short = "[cleanup]\nmemory_below_percent = 100\nmemory_period_s = 1\n";
+    let staged = Staged::configured(&criu, Daemon::prepare(&[]), short);
+    let daemon = &staged.daemon;
+    let made = daemon.create_from(&request("box", &json!({})));
+    let counter = start(daemon, &made.id, &["python3", "-u", "-c", COUNT]).id;
+    let before = until_more(daemon, &made.id, &counter, 0);
+    let dumps = staged.folder.path().join("dumps");
+    staged.when("dump", &format!("echo >> {}; exit 1", dumps.display()));
+    daemon.sandbox(&made.id).freeze(&RestSandbox::default()).unwrap();
+    let code = |now: &Sandbox| now.cause.as_ref().map(|cause| cause.code.clone()).unwrap_or_default();
+    let stayed = |now: &Sandbox| now.status == Status::Frozen && code(now) == "memory_not_saved";
+    let stays = daemon.wait_for(&made.id, "it was tried and stays", stayed);
+    assert_eq!((memory(&stays).0, stays.generation), (MemoryState::NotSaved, Generation(1)));
+    assert!(stays.cause.unwrap().message.contains("memory cannot be saved"));
+    // Others go, and it is left alone though it is the longest frozen.
+    fs::remove_file(staged.folder.path().join("hook")).unwrap();
+    for name in ["one", "two"] {
+        let other = daemon.create_from(&request(name, &json!({})));
+        daemon.sandbox(&other.id).freeze(&RestSandbox::default()).unwrap();
+        daemon.wait_for(&other.id, "it is on disk", |now| now.status == Status::Hibernated);
+        daemon.remove(&other.id);
+    }
+    assert!(stayed(&daemon.wait_for(&made.id, "it is told", |_| true)));
+    assert_eq!(fs::read_to_string(&dumps).unwrap().lines().count(), 1);
+    // All that it holds is there.
+    let back = ensure(daemon, &made.id);
+    assert_eq!((back.generation, state(daemon, &made.id, &counter).0), (Generation(1), ExecutionState::Running));
+    assert_counts(&until_more(daemon, &made.id, &counter, before.len()));
+    // Who stops it has its files saved, whatever becomes of its memory.
+    staged.when("dump", "exit 1");
+    staged.begin_stop(&made.id);
+    let saved = daemon.wait_for(&made.id, "it is saved", |now| now.status == Status::Hibernated);
+    assert_eq!(memory(&saved).0, MemoryState::NotSaved);
+    assert_eq!(state(daemon, &made.id, &counter).0, ExecutionState::Lost);
+    daemon.remove(&made.id);
+    daemon.assert_nothing_left();
+}
+
 #[test]
 fn l13_what_is_in_the_way_is_said_beforehand_with_who_holds_it() {
     let Some(criu) = criu() else { return };
@@ -553,6 +601,11 @@ fn l13_what_is_in_the_way_is_said_beforehand_with_who_holds_it() {
     until_more(&daemon, &made.id, &counter, 0);
     let found = check(true);
     assert!(found.can && found.obstacles.is_empty(), "{found:#?}");
+    // The daemon says by what it does it, which need not be what this process would.
+    let doctor = daemon.viv().arg("doctor").env("VIV_CRIU", "/no/such/criu").output().unwrap();
+    let doctor = String::from_utf8_lossy(&doctor.stdout).into_owned();
+    let line = doctor.lines().find(|line| line.contains("it saves memory by CRIU")).unwrap_or_default();
+    assert!(line.contains(&*criu.display().to_string()), "{doctor}");
     let holder = start_holder(&daemon, &made.id);
     let ghost = "exec 3>/workspace/ghost; rm /workspace/ghost; truncate -s 300M /proc/self/fd/3; echo it is open; exec sleep 1001";
     let ghost = start(&daemon, &made.id, &["sh", "-c", ghost]).id;

@@ -16,8 +16,8 @@ use support::{Ground, LocalWorld, Sandbox, eventually, fresh_bytes, mutation, sh
 use viv_core::exec::{ExecSpec, ExecState, OutputEvent, TtySize};
 use viv_core::{EndCause, ExecutionId, Generation, SnapshotId};
 use viv_provider::{
-    Capability, Image, InstanceRef, InstanceSpec, InstanceState, Observation, Provider, ProviderError, SaveRequest,
-    Snapshot,
+    Capability, Image, InstanceRef, InstanceSpec, InstanceState, Observation, ObstacleEffect, Provider, ProviderError,
+    SaveRequest, Snapshot,
 };
 
 /// Saved and restored so often, unless `VIV_MEMORY_ROUNDS` says otherwise.
@@ -420,6 +420,140 @@ async fn l13_what_cannot_be_saved_is_told_and_runs_on() {
     ground.assert_nothing_left();
 }
 
+/// Holds something, says so, and sleeps.
+fn holder(what: &str) -> ExecSpec {
+    python(&format!(
+        "import array, ctypes, os, socket, struct, time\nlibc = ctypes.CDLL(None)\n{what}\nprint('it is held')\ntime.sleep(100000)"
+    ))
+}
+
+/// What is said beforehand is what CRIU does: it refuses what is told, and keeps what is not.
+#[tokio::test(flavor = "multi_thread")]
+async fn l13_what_is_told_beforehand_is_what_happens() {
+    let Some(criu) = criu() else { return };
+    let ground = ground(&criu);
+    let listen = "a = socket.create_server(('127.0.0.1', 0))\nb = socket.create_connection(a.getsockname())";
+    let route = "a = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)\na.bind((0, 0))";
+    let ask = format!("{route}\na.send(struct.pack('=IHHIIBxHiII', 32, 18, 0x301, 1, 0, 0, 0, 0, 0, 0))");
+    let watch = |path: &str| format!("assert libc.inotify_add_watch(libc.inotify_init(), b'{path}', 0x100) >= 0");
+    let queue = "assert libc.syscall(240, b'q', os.O_CREAT | os.O_RDWR, 0o600, None) >= 0";
+    let landlock = "assert libc.syscall(444, ctypes.create_string_buffer(b'\\1', 8), 8, 0) >= 0";
+    let secret = "assert libc.syscall(447, 0) >= 0";
+    let passed = "a, b = socket.socketpair()\na.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [1]))])";
+    let mut cases = vec![
+        (listen.to_owned(), Some("not accepted")),
+        (ask, Some("netlink")),
+        (watch("/proc/self"), Some("in /proc")),
+        (watch("/usr/lib"), Some("elsewhere than in /workspace")),
+        (queue.to_owned(), Some("a queue of messages")),
+        (landlock.to_owned(), Some("landlock-ruleset")),
+        (route.to_owned(), None),
+        (watch("/workspace"), None),
+        (watch("/tmp"), None),
+        (watch("/dev/shm"), None),
+        (passed.to_owned(), None),
+        ("a = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)".to_owned(), None),
+    ];
+    // Not every kernel has it.
+    if fs::read_to_string("/proc/kallsyms").is_ok_and(|all| all.contains("secretmem_fault")) {
+        cases.push((secret.to_owned(), Some("secret memory")));
+    }
+    for (what, expected) in cases {
+        let sandbox = ground.create(LIFETIME).await;
+        let execution = sandbox.start_spec(&holder(&what)).await;
+        let said = until_more(&ground, &sandbox.instance(), &execution, 0).await;
+        assert!(said.contains("it is held"), "{what}: {said}");
+        let told = ground.provider.memory_obstacles(&sandbox.instance()).await.unwrap();
+        let saved = save(&ground, &sandbox.instance()).await;
+        assert_eq!(saved.is_err(), expected.is_some(), "{what}: {saved:?}");
+        match expected {
+            None => assert_eq!(told, [], "{what}"),
+            Some(expected) => {
+                let one = told.first().unwrap_or_else(|| panic!("{what} is not told: {saved:?}"));
+                assert!(one.what.contains(expected), "{what}: {told:?}, {saved:?}");
+                assert_eq!((told.len(), one.execution.as_ref()), (1, Some(&execution)), "{what}: {told:?}");
+            }
+        }
+        sandbox.destroy().await;
+    }
+    // What cannot be made inside cannot be in the way.
+    let sandbox = ground.create(LIFETIME).await;
+    for call in ["425, 4, ctypes.create_string_buffer(120)", "272, 0x30000000"] {
+        let script = format!("import ctypes\nprint(ctypes.CDLL(None).syscall({call}))");
+        let said = sandbox.run(&format!("python3 -c \"{script}\"")).await.0;
+        assert_eq!(said, "-1\n", "io_uring_setup, and unshare of processes and users");
+    }
+    sandbox.destroy().await;
+    ground.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn l13_connections_from_outside_are_told_and_closed() {
+    let Some(criu) = criu() else { return };
+    let ground = ground(&criu);
+    let sandbox = ground.create(LIFETIME).await;
+    let serve = "
+import socket, time
+server = socket.create_server(('127.0.0.1', 8124))
+print('it listens now')
+peer, _ = server.accept()
+print('it is connected')
+assert peer.recv(1) == b''
+print('it is closed')
+time.sleep(100000)
+";
+    let server = sandbox.start_spec(&python(serve)).await;
+    let listens = until_more(&ground, &sandbox.instance(), &server, 0).await;
+    let _outside = ground.provider.dial(&sandbox.instance(), 8124).await.unwrap();
+    until_more(&ground, &sandbox.instance(), &server, listens.len()).await;
+    let told = ground.provider.memory_obstacles(&sandbox.instance()).await.unwrap();
+    assert_eq!((told.len(), told[0].effect, &told[0].execution), (1, ObstacleEffect::Closed, &Some(server.clone())));
+    assert!(told[0].what.contains("8124"), "{told:?}");
+    // It is in nobody's way.
+    let instance = turn(&ground, &sandbox.instance()).await;
+    let mut said = written(&ground, &instance, &server).await;
+    if !said.contains("it is closed") {
+        said = until_more(&ground, &instance, &server, said.len()).await;
+    }
+    assert!(said.contains("it is closed"), "{said}");
+    destroy(&ground, &instance).await;
+    ground.assert_nothing_left();
+}
+
+/// Who watches files is told of changes after as before.
+#[tokio::test(flavor = "multi_thread")]
+async fn l13_what_is_watched_is_watched_after_that() {
+    let Some(criu) = criu() else { return };
+    let ground = ground(&criu);
+    let sandbox = ground.create(LIFETIME).await;
+    let watch = "
+import ctypes, os
+libc = ctypes.CDLL(None)
+watch = libc.inotify_init()
+os.makedirs('/workspace/deep/down')
+for path in (b'/workspace', b'/workspace/deep/down'):
+    assert libc.inotify_add_watch(watch, path, 0x100) >= 0
+print('it is watched')
+while True:
+    print(os.read(watch, 4096)[16:].rstrip(b'\\0').decode())
+";
+    let watcher = sandbox.start_spec(&python(watch)).await;
+    until_more(&ground, &sandbox.instance(), &watcher, 0).await;
+    let mut instance = sandbox.instance();
+    for round in 1..=2 {
+        instance = turn(&ground, &instance).await;
+        for folder in ["/workspace", "/workspace/deep/down"] {
+            let before = written(&ground, &instance, &watcher).await;
+            let name = format!("made-in-round-{round}");
+            ground.run(&instance, 1, &format!("touch {folder}/{name}")).await;
+            let after = until_more(&ground, &instance, &watcher, before.len()).await;
+            assert!(after[before.len()..].contains(&name), "{after}");
+        }
+    }
+    destroy(&ground, &instance).await;
+    ground.assert_nothing_left();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn l13_a_dump_that_fails_leaves_it_running() {
     let Some(criu) = criu() else { return };
@@ -664,37 +798,42 @@ async fn l13_a_dump_that_is_given_up_takes_no_room() {
     ground.assert_nothing_left();
 }
 
+/// Tried among everybody's processes, the pid that is brought back may be somebody else's by then, who would be ended.
 #[test]
-fn l13_a_pid_that_is_taken_while_criu_is_tried_says_nothing_about_it() {
+fn l13_criu_is_tried_where_no_process_is_anybody_elses() {
     let Some(criu) = criu() else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let (path, taken) = (folder.path().join("criu"), folder.path().join("taken"));
-    // Whoever is started next has the pid after this one; others start processes too, so more than one try is made.
-    let take = format!(
-        "#!/bin/sh
-if [ $1 = restore ] && [ ! -e {taken} ]; then
-    for word; do [ \"$before\" != -D ] || images=$word; before=$word; done
-    pid=$(ls $images/ | sed -n 's/^core-\\([0-9]*\\).img$/\\1/p')
-    tries=0
-    while [ $tries -lt 1000 ] && [ ! -e {taken} ]; do
-        tries=$((tries+1))
-        echo $((pid-1)) > /proc/sys/kernel/ns_last_pid
-        sleep 30 </dev/null >/dev/null 2>&1 &
-        if [ $! = $pid ]; then echo $pid > {taken}; else kill $!; fi
-    done
+    for (then, works) in [("", true), ("[ $1 = dump ] || exit 1", false)] {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().display();
+        // Somebody is left behind each time, who is known by his name.
+        let text = format!(
+            "#!/bin/sh
+if [ $1 != --version ]; then
+    readlink /proc/self/ns/pid >> {place}/seen
+    ln -sf /bin/sleep {place}/left
+    {place}/left 1000 >/dev/null 2>&1 &
+    {then}
 fi
-exec {criu} \"$@\"
+exec {} \"$@\"
 ",
-        taken = taken.display(),
-        criu = criu.display()
-    );
-    fs::write(&path, take).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-    let ground = Ground::with(|config| config.criu = Some(path));
-    let found = ground.provider.criu();
-    let pid: u32 = fs::read_to_string(&taken).expect("it was taken").trim().parse().unwrap();
-    support::kill(pid, rustix::process::Signal::KILL);
-    assert!(found.is_ok(), "{found:?}");
+            criu.display()
+        );
+        let path = folder.path().join("criu");
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let ground = Ground::with(|config| config.criu = Some(path));
+        let found = ground.provider.criu();
+        assert_eq!(found.is_ok(), works, "{found:?}");
+        let seen = fs::read_to_string(folder.path().join("seen")).unwrap();
+        let own = fs::read_link("/proc/self/ns/pid").unwrap();
+        assert!(seen.lines().count() == 2 && seen.lines().all(|seen| *seen != *own.to_string_lossy()), "{seen}");
+        let left = folder.path().join("left").to_string_lossy().into_owned();
+        let is_left = |process: fs::DirEntry| {
+            let line = fs::read(process.path().join("cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&line).starts_with(&left)
+        };
+        assert!(!fs::read_dir("/proc").unwrap().flatten().any(is_left), "what is left of it ends with it");
+    }
 }
 
 /// The case of the conformance suite, which declares no memory without a CRIU.

@@ -327,6 +327,14 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
         .await
     }
 
+    fn memory_left(&self) -> Option<f64> {
+        self.inner.memory_left()
+    }
+
+    fn saves_memory_by(&self) -> Option<String> {
+        self.inner.saves_memory_by()
+    }
+
     async fn memory_obstacles(&self, instance: &InstanceRef) -> Result<Vec<Obstacle>> {
         let instance = instance.clone();
         self.through("memory_obstacles", move |inner| {

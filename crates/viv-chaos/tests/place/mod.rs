@@ -49,6 +49,15 @@ pub(crate) async fn place_ordered(tick_ms: u64, orders: &Arc<Orders>, set_up: im
     place_behind(tick_ms, behind, set_up).await
 }
 
+/// The same, on a machine that has this part of its memory left.
+pub(crate) async fn place_with_memory(left: f64, set_up: impl FnOnce(&mut EngineConfig)) -> Place {
+    let behind = |store: MemoryStore, sim: SimProvider| {
+        sim.set_memory_left(Some(left));
+        (Arc::new(store) as Arc<dyn Store>, FaultyProvider::new(sim, 1, 0))
+    };
+    place_behind(500, behind, set_up).await
+}
+
 async fn place_behind(
     tick_ms: u64,
     behind: impl FnOnce(MemoryStore, SimProvider) -> (Arc<dyn Store>, FaultyProvider),

@@ -45,6 +45,8 @@ pub enum Cause {
     Reappeared,
     /// Nobody used it.
     Idle,
+    /// It was frozen, and the machine's memory got short.
+    MemoryShort,
     /// A user froze it.
     UserFreeze,
     /// A user had it saved.
@@ -65,6 +67,8 @@ pub enum Cause {
     Saved,
     /// It could not be saved.
     SaveFailed,
+    /// Its memory could not be saved, so it stays where that is.
+    MemoryNotSaved,
     /// What was saved of its memory could not be restored, or did not work.
     MemoryNotRestored,
     /// It was seen to be gone, as intended.
@@ -117,6 +121,7 @@ impl Cause {
             Self::ProbeFinding => "probe_finding",
             Self::Reappeared => "reappeared",
             Self::Idle => "idle",
+            Self::MemoryShort => "memory_short",
             Self::UserFreeze => "user_freeze",
             Self::UserHibernate => "user_hibernate",
             Self::UserStop => "user_stop",
@@ -127,6 +132,7 @@ impl Cause {
             Self::Expired => "expired",
             Self::Saved => "saved",
             Self::SaveFailed => "save_failed",
+            Self::MemoryNotSaved => "memory_not_saved",
             Self::MemoryNotRestored => "memory_not_restored",
             Self::AbsenceObserved => "absence_observed",
             Self::AbsenceUnproven => "absence_unproven",

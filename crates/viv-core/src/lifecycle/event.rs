@@ -60,6 +60,12 @@ pub enum Event {
         /// Whether its provider can freeze; else that rung is left out.
         freezes: bool,
     },
+    /// The machine's memory is short: what is frozen goes to disk with its own, or stays where it is. Nobody asked for it
+    /// to end (L13).
+    MakeRoom {
+        /// Who found that out.
+        by: Actor,
+    },
     /// Who woke it is done with it: it goes back to where it was, unless somebody else used it meanwhile (L17).
     Rest {
         /// Back to what.
@@ -175,8 +181,13 @@ pub enum Outcome {
     },
     /// It is saved, as the snapshot that the effect named.
     Saved,
-    /// Its memory cannot be saved, for this reason; its files are another matter.
-    MemoryNotSaved(String),
+    /// Its memory cannot be saved; its files are another matter.
+    MemoryNotSaved {
+        /// For this reason.
+        why: String,
+        /// Whether it was seen frozen after that, with all that it holds.
+        frozen: bool,
+    },
     /// It did not succeed.
     Failed(Failure),
 }

@@ -7,6 +7,9 @@
 //!                 not saved
 //! ```
 //!
+//! What was to go to disk only because the machine's memory got short, and could not, is not saved without it: it stays
+//! frozen, and is left alone for a while ([`KeptFrozen`]).
+//!
 //! Invariant: a memory is restored once at the most. What was not restored, or was and is gone since, is followed by
 //! the files of the same moment alone.
 
@@ -37,7 +40,7 @@ pub enum Memory {
         /// From this.
         snapshot: SnapshotId,
     },
-    /// The files were saved without it.
+    /// The files were saved without it; or nothing was, and it is frozen as before.
     NotSaved {
         /// Why.
         why: String,
@@ -49,6 +52,17 @@ pub enum Memory {
         /// Why.
         why: String,
     },
+}
+
+/// It was frozen, and its memory was to go to disk because the machine's got short.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptFrozen {
+    /// Since when it has been frozen: its window goes on meanwhile.
+    pub since_ms: u64,
+    /// How often that did not succeed.
+    pub failures: u32,
+    /// It is not tried again before this.
+    pub until_ms: u64,
 }
 
 impl Sandbox {

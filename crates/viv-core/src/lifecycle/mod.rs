@@ -44,7 +44,7 @@ pub use cause::{Actor, Cause, Caused};
 pub use effect::{Effect, outstanding};
 pub use event::{Event, Failure, FailureKind, Outcome, RestAt, Seen};
 pub use evidence::{Check, Evidence, Finding, Observed, PortCheck, ServiceCheck};
-pub use memory::{MEMORY_NOT_RESTORED, Memory};
+pub use memory::{KeptFrozen, MEMORY_NOT_RESTORED, Memory};
 pub use phase::{FreezeStep, HibernateStep, MakeStep, Phase, PhaseName, ResumeStep, VerifyStep, Work};
 pub use status::{EVIDENCE_MS_MAX, Status, status};
 pub use step::{Accepted, Denial, Happened, Ignored, Stepped, claim, step};
@@ -186,6 +186,9 @@ pub struct Sandbox {
     /// What became of its memory when it was last saved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Memory>,
+    /// What came of bringing it to disk when the machine's memory got short, for as long as it is frozen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept_frozen: Option<KeptFrozen>,
     /// What it was made from, instead of from its image; it begins there again when nothing is saved (L11).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<SnapshotId>,
@@ -269,6 +272,10 @@ pub struct Timings {
     pub freeze_ms: u64,
     /// Saving.
     pub save_ms: u64,
+    /// How long what is frozen is left alone when its memory could not be saved; it doubles.
+    pub left_alone_ms: u64,
+    /// The longest such time.
+    pub left_alone_ms_max: u64,
     /// Ending one, before it is called overdue.
     pub stop_ms: u64,
     /// The first wait before a try is repeated; it doubles.
@@ -291,6 +298,8 @@ impl Default for Timings {
             claim_ms: 5_000,
             freeze_ms: 10_000,
             save_ms: 600_000,
+            left_alone_ms: 300_000,
+            left_alone_ms_max: 3_600_000,
             stop_ms: 30_000,
             backoff_ms: 200,
             backoff_ms_max: 10_000,
@@ -331,6 +340,7 @@ impl Sandbox {
             sealed: None,
             lost_executions: Vec::new(),
             memory: None,
+            kept_frozen: None,
             origin,
             rollback: None,
             resetting: false,
@@ -432,7 +442,8 @@ impl Sandbox {
         if self.desired != Desired::Running || self.rollback.is_some() {
             return None;
         }
-        let used_at_ms = self.active_at_ms.max(self.phase_since_ms);
+        let since_ms = self.kept_frozen.map_or(self.phase_since_ms, |kept| kept.since_ms);
+        let used_at_ms = self.active_at_ms.max(since_ms);
         let awake_ms = self.keep_awake.values().map(|lease| lease.until_ms).max().unwrap_or(0);
         Some(used_at_ms.saturating_add(window_ms).max(awake_ms))
     }

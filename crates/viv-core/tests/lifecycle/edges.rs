@@ -25,10 +25,13 @@ const DESIGN: [(PhaseName, &[PhaseName]); 11] = [
 ];
 
 /// What is more than the design's; `docs/lifecycle.md` says why.
-pub(crate) const MORE: [(PhaseName, PhaseName); 9] = [
+pub(crate) const MORE: [(PhaseName, PhaseName); 11] = [
     (Verifying, Hibernating),
     (Lost, Hibernating),
     (Hibernating, Failed),
+    // What is saved only for the room that it takes, and cannot be with its memory, stays what it was.
+    (Hibernating, Frozen),
+    (Hibernating, Verifying),
     // A reset begins anew from everywhere.
     (Ready, Provisioning),
     (Frozen, Provisioning),

@@ -9,8 +9,8 @@ use std::sync::OnceLock;
 
 use viv_core::hook::HookReport;
 use viv_core::lifecycle::{
-    Cause, Denial, EntryKind, Event, Evidence, Failure, FailureKind, Finding, FreezeStep, Happened, Ignored, Memory,
-    Outcome, Phase, PhaseName, RestAt, ResumeStep, Sandbox, Seen, Stepped, Timings, Work,
+    Cause, Denial, EntryKind, Event, Evidence, Failure, FailureKind, Finding, FreezeStep, Happened, Ignored,
+    KeptFrozen, Memory, Outcome, Phase, PhaseName, RestAt, ResumeStep, Sandbox, Seen, Stepped, Timings, Work,
 };
 use viv_core::service::ServiceFound;
 use viv_core::{EndCause, Generation, SnapshotId};
@@ -143,6 +143,7 @@ fn moments(sandbox: &Sandbox) -> BTreeSet<u64> {
     if let Phase::Verifying { found_at_ms, findings: 1.., .. } = sandbox.phase {
         moments.insert(found_at_ms + Timings::default().findings_span_ms);
     }
+    moments.extend(sandbox.kept_frozen.map(|kept| kept.until_ms));
     moments.extend([true, false].into_iter().filter_map(|freezes| sandbox.idle_at_ms(freezes)));
     moments.retain(|&now_ms| now_ms >= NOW_MS);
     moments
@@ -160,6 +161,7 @@ pub(crate) fn events(sandbox: &Sandbox, now_ms: u64) -> Vec<(&'static str, Event
         ("discard", Event::Discard { by: user() }),
         ("idle", Event::Idle { freezes: true }),
         ("idle, cannot be frozen", Event::Idle { freezes: false }),
+        ("memory is short", Event::MakeRoom { by: user() }),
         ("drain", Event::Drain { by: user() }),
         ("unwell for long", Event::Unhealthy { by: user() }),
         ("due", Event::Due),
@@ -245,7 +247,8 @@ fn outcomes(sandbox: &Sandbox, now_ms: u64) -> Vec<(&'static str, Outcome)> {
         ("thawed", Outcome::Thawed),
         ("claimed", Outcome::Claimed { remaining_ms: Some(1_000) }),
         ("saved", Outcome::Saved),
-        ("memory not saved", Outcome::MemoryNotSaved("no".to_owned())),
+        ("memory not saved", Outcome::MemoryNotSaved { why: "no".to_owned(), frozen: false }),
+        ("memory not saved, still frozen", Outcome::MemoryNotSaved { why: "no".to_owned(), frozen: true }),
         ("refused", failed(FailureKind::Refused)),
         ("failed", failed(FailureKind::Failed)),
         ("unknown", failed(FailureKind::Unknown)),
@@ -284,7 +287,9 @@ fn alike(sandbox: &Sandbox, now_ms: u64) -> Sandbox {
     next.cause.message = None;
     // Only the tombstone, and what was discarded, keep the cause of the phase before.
     let discarded = next.phase.name() == PhaseName::Hibernating && next.cause.cause == Cause::UserDiscard;
-    if next.phase.name() != PhaseName::Stopping && !discarded {
+    // And what is saved for the room alone may go back.
+    let for_room = next.phase.name() == PhaseName::Hibernating && next.cause.cause == Cause::MemoryShort;
+    if next.phase.name() != PhaseName::Stopping && !discarded && !for_room {
         // And what is lost for a service is not remade.
         let for_a_service = next.phase.name() == PhaseName::Lost && next.cause.cause == Cause::ServiceFailed;
         next.cause.cause = if for_a_service { Cause::ServiceFailed } else { Cause::Requested };
@@ -319,7 +324,11 @@ fn alike(sandbox: &Sandbox, now_ms: u64) -> Sandbox {
         next.observed = None;
     }
     next.saved = sandbox.saved.as_ref().map(|_| snapshot);
-    next.rests_for = None;
+    next.rests_for = next.rests_for.filter(|_| for_room);
+    if let Some(kept) = &mut next.kept_frozen {
+        let until_ms = if kept.until_ms > now_ms { NOW_MS + AHEAD_MS } else { 0 };
+        *kept = KeptFrozen { since_ms: NOW_MS, failures: kept.failures.min(1), until_ms };
+    }
     next.sealed = sandbox.sealed.as_ref().map(|_| "snp_t".parse().expect("an id"));
     if let Some(entry) = &mut next.entry {
         entry.at_ms = NOW_MS;

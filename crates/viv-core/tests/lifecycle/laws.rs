@@ -36,6 +36,7 @@ pub(crate) fn check(before: &Sandbox, event: &Event, now_ms: u64, answer: &Stepp
             kept(before, event, accepted);
             way_back(before, event, accepted);
             memory(before, event, &accepted.next);
+            room(before, event, &accepted.next, now_ms);
         }
         Stepped::Ignored(why) => ignored(before, event, *why),
         Stepped::Denied(why) => {
@@ -71,6 +72,7 @@ fn denied(before: &Sandbox, event: &Event, why: Denial) {
         Event::Stop { .. }
         | Event::Delete { .. }
         | Event::Idle { .. }
+        | Event::MakeRoom { .. }
         | Event::Rest { .. }
         | Event::Drain { .. }
         | Event::Unhealthy { .. }
@@ -98,6 +100,7 @@ fn ignored(before: &Sandbox, event: &Event, why: Ignored) {
             assert!(matches!(why, Ignored::NotIdle | Ignored::Busy | Ignored::NothingNew));
         }
         Event::Idle { .. } => assert!(matches!(why, Ignored::NotIdle | Ignored::Busy)),
+        Event::MakeRoom { .. } => assert!(matches!(why, Ignored::NotDue | Ignored::Busy)),
         Event::RetrySave { .. } | Event::Discard { .. } => panic!("{event:?} was dropped in {:?}", before.phase),
         Event::Enter { .. }
         | Event::Stop { .. }
@@ -272,6 +275,7 @@ fn whose(before: &Sandbox, event: &Event, accepted: &Accepted) {
             | Event::RetrySave { .. }
             | Event::Discard { .. }
             | Event::Idle { .. }
+            | Event::MakeRoom { .. }
             | Event::Rest { .. }
             | Event::Drain { .. }
             | Event::Unhealthy { .. }
@@ -382,6 +386,7 @@ fn patience(before: &Sandbox, event: &Event, accepted: &Accepted, now_ms: u64) {
         | Event::RetrySave { .. }
         | Event::Discard { .. }
         | Event::Idle { .. }
+        | Event::MakeRoom { .. }
         | Event::Rest { .. }
         | Event::Drain { .. }
         | Event::Unhealthy { .. }
@@ -396,7 +401,8 @@ fn ladder(before: &Sandbox, event: &Event, accepted: &Accepted, now_ms: u64) {
     let next = &accepted.next;
     match event {
         Event::Idle { freezes } => {
-            let since_ms = before.active_at_ms.max(before.phase_since_ms);
+            let frozen_ms = before.kept_frozen.map_or(before.phase_since_ms, |kept| kept.since_ms);
+            let since_ms = before.active_at_ms.max(frozen_ms);
             let window_ms = match (&before.phase, freezes) {
                 (Phase::Ready, true) => before.policy.idle_ms,
                 (Phase::Ready, false) => before.policy.idle_ms + before.policy.hibernate_ms,
@@ -437,6 +443,7 @@ fn ladder(before: &Sandbox, event: &Event, accepted: &Accepted, now_ms: u64) {
         | Event::Discard { .. }
         | Event::Rollback { .. }
         | Event::Reset { .. }
+        | Event::MakeRoom { .. }
         | Event::Rest { .. }
         | Event::Drain { .. }
         | Event::Done { .. }
@@ -508,6 +515,7 @@ fn way_back(before: &Sandbox, event: &Event, accepted: &Accepted) {
         | Event::RetrySave { .. }
         | Event::Discard { .. }
         | Event::Idle { .. }
+        | Event::MakeRoom { .. }
         | Event::Rest { .. }
         | Event::Drain { .. }
         | Event::Unhealthy { .. }
@@ -535,6 +543,36 @@ fn way_back(before: &Sandbox, event: &Event, accepted: &Accepted) {
             };
             assert_eq!(from, Some(target), "{event:?} dropped the wish to go back: {next:?}");
         }
+    }
+}
+
+/// What is frozen goes to disk for the room that it takes only with its memory, and when that cannot be saved it is as
+/// before and left alone for a while, unless somebody asked for it to end (L13).
+fn room(before: &Sandbox, event: &Event, next: &Sandbox, now_ms: u64) {
+    if let Event::MakeRoom { .. } = event {
+        assert_eq!(before.phase, Phase::Frozen { step: FreezeStep::Done });
+        assert!(before.kept_frozen.is_none_or(|kept| kept.until_ms <= now_ms), "{before:?}");
+        assert!(matches!(outstanding(next), Some((Effect::Save { memory: true, .. }, _))), "{next:?}");
+        assert!(next.policy.hibernate == Hibernate::Memory && next.cause.cause == Cause::MemoryShort);
+    }
+    let still = matches!(event, Event::Done { outcome: Outcome::MemoryNotSaved { frozen: true, .. }, .. });
+    // An entry before it undoes what was asked for.
+    let asked = before.held
+        || before.rollback.is_some()
+        || (before.entry.is_none() && before.rests_for != Some(Cause::MemoryShort));
+    if still && before.cause.cause == Cause::MemoryShort && !asked {
+        match &next.phase {
+            Phase::Frozen { step: FreezeStep::Freeze { .. } } => {
+                assert!(before.entry.is_none() && next.cause.cause == Cause::MemoryNotSaved);
+                assert!(next.kept_frozen.is_some_and(|kept| kept.until_ms > now_ms && kept.failures > 0));
+            }
+            Phase::Verifying { step: VerifyStep::Thaw, .. } => assert!(before.entry.is_some()),
+            phase => panic!("what nobody asked to end is {phase:?}"),
+        }
+        assert!(next.generation == before.generation && next.desired == Desired::Running);
+    }
+    if next.kept_frozen.is_some() {
+        assert!(matches!(next.phase.name(), PhaseName::Frozen | PhaseName::Hibernating), "{event:?}: {next:?}");
     }
 }
 

@@ -11,7 +11,7 @@ use viv_core::{EndCause, Generation};
 
 use crate::setup::{
     NOW_MS, after, created_with_memory, created_with_service, done, enter, evidence, made, of_service, rollback, seen,
-    served, step_at, stop, web,
+    served, step_at, stop, user, web,
 };
 
 fn well() -> Outcome {
@@ -80,15 +80,91 @@ fn x5_what_is_saved_with_its_memory_is_suspended_and_goes_on() {
     assert_eq!((ready.phase.clone(), ready.memory), (Phase::Ready, Some(Memory::Restored { snapshot })));
 }
 
+fn not_saved(frozen: bool) -> Outcome {
+    Outcome::MemoryNotSaved { why: "a device".to_owned(), frozen }
+}
+
+fn make_room() -> Event {
+    Event::MakeRoom { by: user() }
+}
+
+/// Frozen, and being saved because the machine's memory got short.
+fn leaving() -> Sandbox {
+    let freezing = after(&ready(), &Event::Freeze { by: user() }, NOW_MS);
+    let frozen = after(&freezing, &done(&freezing, Outcome::Frozen), NOW_MS);
+    after(&frozen, &make_room(), NOW_MS)
+}
+
+/// What could not be saved then, frozen again.
+fn stayed(leaving: &Sandbox, now_ms: u64) -> Sandbox {
+    let back = after(leaving, &done(leaving, not_saved(true)), now_ms);
+    assert_eq!((back.phase.name(), &back.cause.cause), (PhaseName::Frozen, &Cause::MemoryNotSaved));
+    assert_eq!(effect(&back), Effect::Freeze { generation: Generation(1) }, "whatever the dump left");
+    after(&back, &done(&back, Outcome::Frozen), now_ms)
+}
+
+#[test]
+fn l13_what_goes_for_room_alone_and_cannot_be_dumped_stays_frozen() {
+    let timings = Timings::default();
+    let leaving = leaving();
+    assert!(matches!(effect(&leaving), Effect::Save { memory: true, .. }));
+    assert_eq!(leaving.execution(running("exe_a")).state, ExecState::Suspended);
+    let stays = stayed(&leaving, NOW_MS);
+    assert!(stays.cause.message.as_ref().is_some_and(|said| said.contains("a device")), "{:?}", stays.cause);
+    assert_eq!(stays.execution(running("exe_a")).state, ExecState::Running, "nothing is lost");
+    assert_eq!(stays.memory, Some(Memory::NotSaved { why: "a device".to_owned() }));
+    // It is left alone, longer each time, up to a bound.
+    let (mut stays, mut now_ms) = (stays, NOW_MS);
+    let mut waited_ms = Vec::new();
+    for _ in 0..6 {
+        let until_ms = stays.kept_frozen.expect("it was kept").until_ms;
+        assert!(matches!(step_at(&stays, &make_room(), until_ms - 1), Stepped::Ignored(_)));
+        waited_ms.push(until_ms - now_ms);
+        now_ms = until_ms;
+        stays = stayed(&after(&stays, &make_room(), now_ms), now_ms);
+    }
+    assert_eq!((waited_ms[0], waited_ms[1], waited_ms[5]), (300_000, 600_000, timings.left_alone_ms_max));
+    // Its window goes on from when it was frozen, and is over then: idling ends with the files at the least.
+    assert_eq!(stays.idle_at_ms(true), Some(NOW_MS + stays.policy.hibernate_ms));
+    let idle = after(&stays, &Event::Idle { freezes: true }, NOW_MS + stays.policy.hibernate_ms);
+    let files = after(&idle, &done(&idle, not_saved(true)), NOW_MS);
+    assert!(matches!(effect(&files), Effect::Save { memory: false, .. }));
+    // Whoever wants it has it as it was, and what is frozen later is none of this.
+    let thawing = after(&stays, &enter(EntryKind::Ensure), now_ms);
+    assert_eq!((thawing.phase.name(), thawing.kept_frozen), (PhaseName::Verifying, None));
+}
+
+#[test]
+fn l13_what_goes_for_room_is_saved_without_memory_once_somebody_asked_for_its_end() {
+    let leaving = leaving();
+    let files = |sandbox: &Sandbox| matches!(effect(sandbox), Effect::Save { memory: false, .. });
+    for asked in [stop(), Event::Hibernate { by: user() }, rollback(false)] {
+        let asked_for = after(&leaving, &asked, NOW_MS);
+        let failed = after(&asked_for, &done(&asked_for, not_saved(true)), NOW_MS);
+        assert!(files(&failed), "{asked:?}: {failed:?}");
+    }
+    // What is not there any more is saved as far as it is.
+    assert!(files(&after(&leaving, &done(&leaving, not_saved(false)), NOW_MS)));
+    // Who came meanwhile has it back, with all that it holds.
+    let wanted = after(&leaving, &enter(EntryKind::Ensure), NOW_MS);
+    let back = after(&wanted, &done(&wanted, not_saved(true)), NOW_MS);
+    assert_eq!((effect(&back), back.generation), (Effect::Thaw { generation: Generation(1) }, Generation(1)));
+    assert!(back.entry.is_some() && back.kept_frozen.is_none(), "{back:?}");
+    // And a hibernated one is that, whatever it was for.
+    let clearing = after(&leaving, &done(&leaving, Outcome::Saved), NOW_MS);
+    let hibernated = after(&clearing, &done(&clearing, Outcome::Cleared), NOW_MS);
+    assert_eq!((hibernated.phase.name(), hibernated.kept_frozen), (PhaseName::Hibernated, None));
+}
+
 #[test]
 fn l13_a_dump_that_fails_is_followed_by_the_files() {
     let saving = after(&ready(), &stop(), NOW_MS);
-    let failed = after(&saving, &done(&saving, Outcome::MemoryNotSaved("a device".to_owned())), NOW_MS);
+    let failed = after(&saving, &done(&saving, not_saved(true)), NOW_MS);
     let (before, now) = (effect(&saving), effect(&failed));
     let Effect::Save { snapshot, .. } = before else { panic!("{before:?}") };
     assert_eq!(now, Effect::Save { generation: Generation(1), snapshot, memory: false }, "under the same id");
     assert_eq!(failed.execution(running("exe_a")).state, ExecState::Lost { cause: HIBERNATED.to_owned() });
-    let again = done(&failed, Outcome::MemoryNotSaved("a device".to_owned()));
+    let again = done(&failed, not_saved(true));
     assert!(matches!(step_at(&failed, &again, NOW_MS), Stepped::Ignored(_)), "once");
     let clearing = after(&failed, &done(&failed, Outcome::Saved), NOW_MS);
     let hibernated = after(&clearing, &done(&clearing, Outcome::Cleared), NOW_MS);

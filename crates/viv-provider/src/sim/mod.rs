@@ -112,6 +112,16 @@ impl SimProvider {
         self.settled().connects_fail = times;
     }
 
+    /// Which part of the memory that sandboxes share is left from now on.
+    pub fn set_memory_left(&self, left: Option<f64>) {
+        self.settled().memory_left = left;
+    }
+
+    /// From now on no memory can be saved, for a reason that nobody is told before; or it can again.
+    pub fn fail_dumps(&self, why: Option<&str>) {
+        self.settled().dumps_fail = why.map(str::to_owned);
+    }
+
     /// The state as it is now.
     fn settled(&self) -> MutexGuard<'_, State> {
         // A panic inside a call is a bug there; the state is still the best one there is.

@@ -406,6 +406,10 @@ impl Provider for SimProvider {
         })
     }
 
+    fn memory_left(&self) -> Option<f64> {
+        self.settled().memory_left
+    }
+
     async fn requests(&self, instance: &InstanceRef) -> Result<Box<dyn RequestStream>> {
         let listener = self.change(|state| {
             state.require(Capability::Requests)?;

@@ -51,6 +51,9 @@ impl State {
         if request.live || request.memory {
             instance.need_alive()?;
         }
+        if let Some(why) = self.dumps_fail.as_ref().filter(|_| request.memory) {
+            return Err(ProviderError::Failed { what: format!("its memory cannot be saved: {why}") });
+        }
         if self.snapshots.contains_key(&request.snapshot) || self.removed.contains(&request.snapshot) {
             return Err(ProviderError::Conflict { what: format!("{} is or was another snapshot", request.snapshot) });
         }

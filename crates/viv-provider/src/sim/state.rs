@@ -30,6 +30,10 @@ pub(super) struct State {
     pub(super) removed: BTreeSet<SnapshotId>,
     /// How often connecting again fails from now on.
     pub(super) connects_fail: u32,
+    /// Which part of the memory that sandboxes share is left, if that is to be known.
+    pub(super) memory_left: Option<f64>,
+    /// Why no memory can be saved.
+    pub(super) dumps_fail: Option<String>,
 }
 
 impl State {
@@ -42,6 +46,8 @@ impl State {
             snapshots: BTreeMap::new(),
             removed: BTreeSet::new(),
             connects_fail: 0,
+            memory_left: None,
+            dumps_fail: None,
         }
     }
 

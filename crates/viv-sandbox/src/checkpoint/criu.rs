@@ -29,19 +29,27 @@ const LOG_BYTES_MAX: u64 = 8 << 20;
 /// Files that are open and have no name any more are kept with the images, up to this size.
 pub(crate) const GHOST_BYTES_MAX: u64 = 256 << 20;
 
+/// Where what is watched (inotify) is looked for by its inode: the overlay of a sandbox's root tells CRIU nothing else.
+pub(crate) const WATCHED: [&str; 6] = ["/workspace", "/tmp", "/home", "/root", "/srv", "/etc"];
+
 /// What both verbs are told: the sandbox is dumped alone and frozen, so nobody needs to be kept from its sockets.
 pub(crate) const COMMON: [&str; 5] =
     ["--manage-cgroups=ignore", "--file-locks", "--link-remap", "--tcp-established", "-v3"];
 
 /// What a dump is told beside that.
-pub(crate) fn to_dump() -> [String; 3] {
-    ["--network-lock=skip".to_owned(), "--leave-stopped".to_owned(), format!("--ghost-limit={GHOST_BYTES_MAX}")]
+pub(crate) fn to_dump(ending: &str) -> Vec<String> {
+    let mut told =
+        vec!["--network-lock=skip".to_owned(), ending.to_owned(), format!("--ghost-limit={GHOST_BYTES_MAX}")];
+    told.extend(WATCHED.iter().flat_map(|folder| ["--irmap-scan-path".to_owned(), (*folder).to_owned()]));
+    told
 }
+
+/// How a dump ends after which nothing runs on.
+pub(crate) const STOPPED: &str = "--leave-stopped";
 
 /// Has a dump be one after which processes run on: their cgroup is frozen before CRIU lets them go.
 pub(crate) fn dump_live(call: &mut Call, cgroup: &Path) -> io::Result<()> {
-    let [network, _, ghosts] = to_dump();
-    call.args([network, "--leave-running".to_owned(), ghosts]);
+    call.args(to_dump("--leave-running"));
     let freeze = cgroup.join("cgroup.freeze");
     let script = format!("#!/bin/sh\n[ \"$CRTOOLS_SCRIPT_ACTION\" != post-dump ] || echo 1 > '{}'\n", freeze.display());
     // In memory: the disk may be full, or nothing there may be run.

@@ -27,6 +27,7 @@ pub(crate) mod obstacles;
 pub(crate) mod pack;
 pub mod probe;
 pub(crate) mod renumber;
+mod sockets;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -7,11 +7,12 @@ use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_child_subreaper, waitpid};
+use rustix::mount::{MountFlags, mount};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_parent_process_death_signal, waitpid};
 use rustix::thread::UnshareFlags;
 
 use super::criu::{self, Call, DUMP_LOG, RESTORE_LOG};
-use crate::sys::clone::{Forked, close_all_but, exit_now, fork, try_userfaultfd};
+use crate::sys::clone::{Forked, close_all_but, exit_now, fork, fork_as_init, try_userfaultfd};
 use crate::sys::namespace::leave_for_new;
 
 /// The verb of the binary that runs [`main`].
@@ -23,12 +24,6 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// The process ends by itself after this, whoever has forgotten it.
 const HELD_FOR: Duration = Duration::from_secs(60);
 
-/// On a machine that starts processes all the time a pid may be taken once, and hardly ever three times.
-const TRIES_MAX: u32 = 3;
-
-/// What CRIU says then, in the words of the kernel.
-const TAKEN: &str = "File exists";
-
 /// How often either of them looks for the other's file.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
@@ -37,13 +32,21 @@ const FIRST: &str = "first";
 const AGAIN: &str = "again";
 const ASK: &str = "ask";
 
-/// What tells it that it has mounts of its own.
+/// What tells it that it has mounts and processes of its own.
 pub const ENTERED: &str = "--entered";
 
 /// Tries a CRIU in an empty folder. Must be called from a process with one thread; what fails is said on standard
 /// output, and when nothing does, why restores cannot be lazy, if so.
 pub fn main(criu: &Path, folder: &Path, entered: bool) -> ExitCode {
-    let outcome = if entered { probe(criu, folder) } else { Err(enter(criu, folder)) };
+    let outcome = if entered {
+        probe(criu, folder)
+    } else {
+        match enter(criu, folder) {
+            // The other one has said it.
+            Ok(code) => return ExitCode::from(code),
+            Err(error) => Err(format!("no namespace of its own: {error}")),
+        }
+    };
     match outcome {
         Ok(()) => {
             if let Err(error) = may_be_lazy() {
@@ -58,43 +61,38 @@ pub fn main(criu: &Path, folder: &Path, entered: bool) -> ExitCode {
     }
 }
 
-/// Begins anew with mounts of its own: what was mapped before is of others, and cannot be saved. Comes back only if that
-/// fails.
-fn enter(criu: &Path, folder: &Path) -> String {
-    let entered = criu::leave_for_own_run(UnshareFlags::empty()).and_then(|()| std::env::current_exe());
-    let error = match entered {
-        Ok(this) => Command::new(this).arg(VERB).arg(ENTERED).args([criu, folder]).exec(),
-        Err(error) => error,
-    };
-    format!("no private /run: {error}")
-}
-
-/// Tries it, and again while somebody else takes the pid of the process in between.
-fn probe(criu: &Path, folder: &Path) -> Result<(), String> {
-    let mut outcome = Ok(());
-    for nth in 1..=TRIES_MAX {
-        let folder = folder.join(nth.to_string());
-        fs::create_dir(&folder).map_err(|error| format!("the probe failed: {error}"))?;
-        outcome = try_once(criu, &folder);
-        if !matches!(&outcome, Err(why) if why.contains(TAKEN)) {
-            break;
+/// Has it done by another process, with mounts of its own (what was mapped before is of others, and cannot be saved) and
+/// as the first of its own processes: elsewhere the pid that is brought back may be taken by somebody else meanwhile, and
+/// whoever is ended by his pid may be somebody else. What is left ends with it. Answers how it ended.
+fn enter(criu: &Path, folder: &Path) -> io::Result<u8> {
+    criu::leave_for_own_run(UnshareFlags::empty())?;
+    let mut again = Command::new(std::env::current_exe()?);
+    again.arg(VERB).arg(ENTERED).args([criu, folder]);
+    match fork_as_init()? {
+        Forked::Child => {
+            let begin = || -> io::Result<()> {
+                // Whoever gives up waiting ends this one; its parent is not to be seen from here.
+                set_parent_process_death_signal(Some(Signal::KILL))?;
+                let flags = MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOEXEC;
+                Ok(mount("proc", "/proc", "proc", flags, None)?)
+            };
+            let error = match begin() {
+                Ok(()) => again.exec(),
+                Err(error) => error,
+            };
+            println!("no namespace of its own: {error}");
+            exit_now(1);
+        }
+        Forked::Parent(pid) => {
+            let (_, status) = waitpid(Some(pid), WaitOptions::empty())?.ok_or(io::ErrorKind::NotFound)?;
+            Ok(u8::from(status.exit_status() != Some(0)))
         }
     }
-    outcome
 }
 
-fn try_once(criu: &Path, folder: &Path) -> Result<(), String> {
-    let said = |what: &str| {
-        let what = what.to_owned();
-        move |error: io::Error| format!("{what}: {error}")
-    };
-    // What is restored is a child of CRIU's, which ends; then it is ours.
-    set_child_subreaper(Some(rustix::process::getpid())).map_err(|error| said("no subreaper")(error.into()))?;
-    let process = hold(folder).map_err(said("no process"))?;
-    let outcome = turn(criu, folder, process);
-    let _ = kill_process(process, Signal::KILL);
-    let _ = waitpid(Some(process), WaitOptions::empty());
-    outcome
+fn probe(criu: &Path, folder: &Path) -> Result<(), String> {
+    let process = hold(folder).map_err(|error| format!("no process: {error}"))?;
+    turn(criu, folder, process)
 }
 
 /// Saves the process, ends it, and has it say from its restored memory what it said before.
@@ -104,13 +102,15 @@ fn turn(criu: &Path, folder: &Path, process: Pid) -> Result<(), String> {
     let first = await_file(&folder.join(FIRST)).map_err(failed)?;
     let images = || File::open(folder);
     let mut dump = Call::new(criu, "dump");
-    dump.args(["-t", &process.as_raw_nonzero().to_string(), "-o", DUMP_LOG]).args(criu::COMMON).args(criu::to_dump());
+    dump.args(["-t", &process.as_raw_nonzero().to_string(), "-o", DUMP_LOG])
+        .args(criu::COMMON)
+        .args(criu::to_dump(criu::STOPPED));
     dump.file("-D", images().map_err(failed)?).map_err(failed)?;
     let status = dump.run().map_err(|error| format!("it cannot be run: {error}"))?;
     if status != 0 {
         return Err(format!("a small process cannot be saved: {}", criu::why(status, &folder.join(DUMP_LOG))));
     }
-    // Its pid is free once it was waited for, and taken again by itself.
+    // Its pid is free once it was waited for, and taken again by itself: nobody else is here.
     let _ = kill_process(process, Signal::KILL);
     let _ = waitpid(Some(process), WaitOptions::empty());
     let mut restore = Call::new(criu, "restore");

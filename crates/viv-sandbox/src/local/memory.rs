@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use viv_agent::proto::SOCKET;
 use viv_core::{SandboxId, SnapshotId};
-use viv_provider::{Capability, Egress, InstanceRef, Mutation, Obstacle, ProviderError};
+use viv_provider::{Capability, Egress, InstanceRef, Mutation, Obstacle, ObstacleEffect, ProviderError};
 
 use super::create::Origin;
 use super::save::{save_failed, store_failed};
@@ -55,6 +55,12 @@ pub struct Criu {
     pub version: String,
     /// Why it could not bring memory back page by page as it is used; nothing where it could, and is not asked to.
     pub not_lazy: Option<String>,
+}
+
+impl std::fmt::Display for Criu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "CRIU {}, {}; {}", self.version, self.path.display(), self.limits())
+    }
 }
 
 impl Criu {
@@ -212,7 +218,8 @@ impl LocalProvider {
         let instance = instance.clone();
         self.blocking(move |this| {
             let record = this.need_record(&instance)?;
-            let of_all = |what: String| Obstacle { what, pid: None, command: None, execution: None };
+            let effect = ObstacleEffect::Prevents;
+            let of_all = |what: String| Obstacle { effect, what, pid: None, command: None, execution: None };
             let mut found: Vec<Obstacle> = this.criu().err().into_iter().map(of_all).collect();
             found.extend(not_kept(&record).map(|why| of_all(why.to_owned())));
             let (Some(init), Some(cgroup)) = (init, this.cgroups(&record).v2()) else { return Ok(found) };

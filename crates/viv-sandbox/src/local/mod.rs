@@ -381,6 +381,10 @@ impl Provider for LocalProvider {
         limits::memory_left()
     }
 
+    fn saves_memory_by(&self) -> Option<String> {
+        self.criu().ok().map(|criu| criu.to_string())
+    }
+
     fn capabilities(&self) -> Capabilities {
         let all = self.capabilities_with_egress();
         match self.criu() {

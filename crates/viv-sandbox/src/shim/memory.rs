@@ -128,6 +128,7 @@ impl Shim {
             Forked::Parent(pid) => pid,
         };
         let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+        self.may_leave = true;
         self.checkpoint = Some(Checkpoint { helper: Init { pid, pidfd }, tries, order });
         Ok(())
     }
@@ -142,7 +143,7 @@ impl Shim {
             match (order.held_for, self.cgroups.v2()) {
                 (Some(_), Some(cgroup)) => criu::dump_live(&mut call, &cgroup)?,
                 (Some(_), None) => return Err(io::Error::other("it cannot be held still")),
-                (None, _) => drop(call.args(criu::to_dump())),
+                (None, _) => drop(call.args(criu::to_dump(criu::STOPPED))),
             }
             call.args([Path::new("--root"), &self.root]);
             for external in &order.dump.mounts {
@@ -166,6 +167,11 @@ impl Shim {
 
     /// The helper has ended.
     pub(super) fn tend_checkpoint(&mut self) -> io::Result<Next> {
+        // The agent left before the helper had its answer, so that is known here by now, whichever of the two was looked
+        // at first.
+        if let Next::End(cause, asked_by) = self.hear_agent()? {
+            return Ok(Next::End(cause, asked_by));
+        }
         let Some(checkpoint) = self.checkpoint.take() else { return Ok(Next::Go) };
         let (_, status) = waitpid(Some(checkpoint.helper.pid), WaitOptions::empty())?.ok_or(io::ErrorKind::NotFound)?;
         let _ = fs::remove_file(self.dir.dumping());
@@ -262,6 +268,7 @@ impl Shim {
         match opened {
             Ok((control, _)) => {
                 self.control = control;
+                self.may_leave = false;
                 let token = self.token;
                 self.tell_agent(&ControlMessage::Token(token));
                 true

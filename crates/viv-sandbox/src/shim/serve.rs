@@ -110,6 +110,9 @@ pub(super) struct Shim {
     pub(super) root: PathBuf,
     /// Its memory is being saved.
     pub(super) checkpoint: Option<Checkpoint>,
+    /// The agent was asked to be without us while it is saved, and has not left since. It may do so late: whoever asked
+    /// gives up after a while, and the dump may be over by then.
+    pub(super) may_leave: bool,
     /// The way out, if there is one.
     pub(super) uplink: Option<Uplink>,
     pub(super) space: SpaceWatch,
@@ -155,6 +158,7 @@ impl Shim {
             writable,
             root,
             checkpoint: None,
+            may_leave: false,
             uplink,
             space,
         }
@@ -217,25 +221,10 @@ impl Shim {
         if ready[1] {
             return Ok(Next::End(self.cause_of_agent_end(), None));
         }
-        if ready[2] || self.control.has_pending() {
-            for _ in 0..MESSAGES_AT_ONCE_MAX {
-                match self.control.receive() {
-                    FromAgent::Nothing => break,
-                    FromAgent::Message(AgentMessage::Unverifiable { what }) => {
-                        return Ok(Next::End(EndCause::Unverifiable { what }, None));
-                    }
-                    FromAgent::Message(AgentMessage::OomKilled { execution, pid }) => {
-                        self.count_oom_kills();
-                        self.oom.told(execution, pid);
-                    }
-                    // It was asked to be without us while it is saved.
-                    FromAgent::Lost if self.checkpoint.is_some() => {
-                        self.control = ControlConnection::absent()?;
-                        break;
-                    }
-                    FromAgent::Lost => return Ok(Next::End(self.cause_of_agent_end(), None)),
-                }
-            }
+        if (ready[2] || self.control.has_pending())
+            && let Next::End(cause, asked_by) = self.hear_agent()?
+        {
+            return Ok(Next::End(cause, asked_by));
         }
         if ready[4] {
             self.replace_guard()?;
@@ -262,6 +251,28 @@ impl Shim {
         }
         if ready[3] {
             self.clients.accept_for_gone(&self.listener);
+        }
+        Ok(Next::Go)
+    }
+
+    /// Hears what the agent has said, and notices that it closed the connection.
+    pub(super) fn hear_agent(&mut self) -> io::Result<Next> {
+        for _ in 0..MESSAGES_AT_ONCE_MAX {
+            match self.control.receive() {
+                FromAgent::Nothing => break,
+                FromAgent::Message(AgentMessage::Unverifiable { what }) => {
+                    return Ok(Next::End(EndCause::Unverifiable { what }, None));
+                }
+                FromAgent::Message(AgentMessage::OomKilled { execution, pid }) => {
+                    self.count_oom_kills();
+                    self.oom.told(execution, pid);
+                }
+                FromAgent::Lost if std::mem::take(&mut self.may_leave) => {
+                    self.control = ControlConnection::absent()?;
+                    break;
+                }
+                FromAgent::Lost => return Ok(Next::End(self.cause_of_agent_end(), None)),
+            }
         }
         Ok(Next::Go)
     }

@@ -5,6 +5,7 @@ use viv_api::checkpoint::{CheckpointCheck, Obstacle};
 use viv_api::error::ErrorCode;
 use viv_api::path;
 use viv_api::query::OfGeneration;
+use viv_provider::ObstacleEffect;
 
 use crate::api::{Method, Op, Table};
 use crate::auth::Need;
@@ -32,7 +33,12 @@ async fn check(State(state): State<ServerState>, target: Target, Query(query): Q
         command: one.command,
         execution: one.execution,
     };
-    let obstacles: Vec<Obstacle> = found.into_iter().map(shown).collect();
+    let (prevents, rest): (Vec<_>, Vec<_>) = found.into_iter().partition(|one| match one.effect {
+        ObstacleEffect::Prevents => true,
+        ObstacleEffect::Closed => false,
+    });
+    let obstacles: Vec<Obstacle> = prevents.into_iter().map(shown).collect();
+    let closes = rest.into_iter().map(shown).collect();
     let (sandbox, generation) = (handle.sandbox().clone(), handle.generation());
-    Ok(show::ok(&CheckpointCheck { sandbox, generation, can: obstacles.is_empty(), obstacles }))
+    Ok(show::ok(&CheckpointCheck { sandbox, generation, can: obstacles.is_empty(), obstacles, closes }))
 }

@@ -155,7 +155,9 @@ async fn doctor(State(state): State<ServerState>, caller: Caller) -> Answer {
     let capabilities = viv_api::provider::capabilities(&provider.capabilities());
     // To whom they go is for those who run the host.
     let traces = if caller.is_admin() { traces(engine.clone()).await } else { None };
-    Ok(show::ok(&Doctor { provider: provider.name().to_owned(), capabilities, findings, traces }))
+    let saves_memory_by = provider.saves_memory_by();
+    let provider = provider.name().to_owned();
+    Ok(show::ok(&Doctor { provider, capabilities, findings, saves_memory_by, traces }))
 }
 
 /// What the last run of a reconciler could not do, as a whole or in a part. What went wrong names places on the host, which

@@ -23,16 +23,25 @@ pub(crate) struct Args {
 pub(super) fn run(args: &Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
     let found = daemon.sandbox(&args.sandbox).check_checkpoint()?;
     daemon.answer(&found, || {
-        if found.can {
-            return format!("{}: nothing is known to be in the way of saving its memory", found.sandbox);
+        let mut said = if found.can {
+            format!("{}: nothing is known to be in the way of saving its memory", found.sandbox)
+        } else {
+            table("IN THE WAY", &found.obstacles)
+        };
+        if !found.closes.is_empty() {
+            said = format!("{said}\n\n{}", table("CLOSED FIRST", &found.closes));
         }
-        let mut table = Table::new(&["PID", "EXECUTION", "COMMAND", "IN THE WAY"]);
-        for obstacle in &found.obstacles {
-            table.row(row(obstacle));
-        }
-        table.render(width()).trim_end().to_owned()
+        said
     })?;
     Ok(if found.can { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
+}
+
+fn table(what: &str, obstacles: &[Obstacle]) -> String {
+    let mut table = Table::new(&["PID", "EXECUTION", "COMMAND", what]);
+    for obstacle in obstacles {
+        table.row(row(obstacle));
+    }
+    table.render(width()).trim_end().to_owned()
 }
 
 fn row(obstacle: &Obstacle) -> [String; 4] {

@@ -85,10 +85,14 @@ pub(super) fn done(sandbox: &Sandbox, operation: &OperationId, outcome: &Outcome
             draft.verifying(verify, Cause::ProbeFinding, &Actor::part("engine"), Some(what.clone()))
         }
         (Phase::Hibernating { step: HibernateStep::Save, .. }, Outcome::Saved) => saved(draft, operation),
-        (Phase::Hibernating { step: HibernateStep::Save, .. }, Outcome::MemoryNotSaved(why))
+        (Phase::Hibernating { step: HibernateStep::Save, .. }, Outcome::MemoryNotSaved { why, frozen })
             if sandbox.memory == Some(Memory::Saving) =>
         {
-            draft.memory_not_saved(why)
+            if *frozen && stays_frozen(sandbox) {
+                draft.back_to_frozen(why)
+            } else {
+                draft.memory_not_saved(why)
+            }
         }
         (Phase::Hibernating { step: HibernateStep::Save, .. }, Outcome::Failed(_))
             if is_planted(Planted::FailedSaveRunsOn) =>
@@ -145,10 +149,18 @@ pub(super) fn done(sandbox: &Sandbox, operation: &OperationId, outcome: &Outcome
             | Outcome::Claimed { .. }
             | Outcome::Thawed
             | Outcome::Saved
-            | Outcome::MemoryNotSaved(_)
+            | Outcome::MemoryNotSaved { .. }
             | Outcome::Failed(_),
         ) => Stepped::Ignored(Ignored::Misplaced),
     }
+}
+
+/// Whether what is being saved is so only for the room that it takes: nobody asked for it to end, or to go back, and
+/// whoever came since wants it to run.
+fn stays_frozen(sandbox: &Sandbox) -> bool {
+    let for_room = sandbox.cause.cause == Cause::MemoryShort && sandbox.rollback.is_none();
+    let asked = sandbox.held || sandbox.rests_for != Some(Cause::MemoryShort);
+    for_room && (sandbox.entry.is_some() || !asked)
 }
 
 /// There is an instance, and it has to show that it works.

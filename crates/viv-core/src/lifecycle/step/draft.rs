@@ -40,6 +40,9 @@ impl<'t> Draft<'t> {
         // What came back, or is saved, is not what was to go.
         let goes = [PhaseName::Provisioning, PhaseName::Resuming, PhaseName::Lost, PhaseName::Failed].contains(&to);
         self.next.resetting &= goes;
+        if !matches!(to, PhaseName::Frozen | PhaseName::Hibernating) {
+            self.next.kept_frozen = None;
+        }
         self.next.phase = phase;
         self.next.cause = Caused { cause, by: by.clone(), at_ms: self.at.now_ms, message };
         let happened = if from == to { Happened::Advanced } else { Happened::Moved { from, to } };
@@ -93,6 +96,9 @@ impl<'t> Draft<'t> {
         self.next.desired = Desired::Hibernated;
         self.next.entry = None;
         self.next.rests_for = Some(cause.clone());
+        if cause != Cause::MemoryShort {
+            self.next.kept_frozen = None;
+        }
         self.next.memory = self.memory_to_save(&cause);
         let work = self.work(self.at.timings.save_ms);
         self.enter(Phase::Hibernating { step: HibernateStep::Save, save_failed: false, work }, cause, by, None)
@@ -135,6 +141,29 @@ impl<'t> Draft<'t> {
         self.next.memory = Some(Memory::NotSaved { why: why.to_owned() });
         self.next.cause.message = Some(format!("its memory was not saved: {why}"));
         self.is(Happened::Advanced)
+    }
+
+    /// Its memory cannot be saved, and nobody asked for it to end: it stays where that is, and is left alone for a while,
+    /// longer each time. Who came meanwhile has it back.
+    pub(super) fn back_to_frozen(mut self, why: &str) -> Stepped {
+        self.next.memory = Some(Memory::NotSaved { why: why.to_owned() });
+        self.next.desired = Desired::Running;
+        self.next.rests_for = None;
+        let engine = Actor::part("engine");
+        let said = Some(format!("its memory was not saved: {why}"));
+        if let Some(entry) = self.next.entry.clone() {
+            let verify = Verify { step: VerifyStep::Thaw, rebuilds: 0, findings: 0, was_ready: true };
+            return self.verifying(verify, Cause::Requested, &entry.by, said);
+        }
+        let (timings, now_ms) = (self.at.timings, self.at.now_ms);
+        if let Some(kept) = &mut self.next.kept_frozen {
+            let doubled_ms = timings.left_alone_ms.saturating_mul(1 << kept.failures.min(16));
+            kept.failures = kept.failures.saturating_add(1);
+            kept.until_ms = now_ms.saturating_add(doubled_ms.min(timings.left_alone_ms_max));
+        }
+        let work = self.work(timings.freeze_ms);
+        let phase = Phase::Frozen { step: FreezeStep::Freeze { work } };
+        self.enter(phase, Cause::MemoryNotSaved, &engine, said)
     }
 
     /// What was saved of its memory did not come back, or did not work: its files of the same moment are next, in an

@@ -102,6 +102,7 @@ pub fn step(sandbox: &Sandbox, event: &Event, at: Moment<'_>) -> Stepped {
         Event::RetrySave { by } => rest::retry_save(sandbox, by, at),
         Event::Discard { by } => rest::discard(sandbox, by, at),
         Event::Idle { freezes } => rest::idle(sandbox, *freezes, at),
+        Event::MakeRoom { by } => rest::make_room(sandbox, by, at),
         Event::Rest { to, woken_at_ms, used_at_ms, by } => rest::rest(sandbox, *to, *woken_at_ms, *used_at_ms, by, at),
         Event::Drain { by } => rest::drain(sandbox, by, at),
         Event::Unhealthy { by } => rest::unhealthy(sandbox, by, at),

@@ -4,9 +4,10 @@ use super::draft::Draft;
 use super::{Denial, Happened, Ignored, Stepped, asked};
 use crate::lifecycle::cause::{Actor, Cause};
 use crate::lifecycle::event::RestAt;
-use crate::lifecycle::phase::{FreezeStep, HibernateStep, Phase};
-use crate::lifecycle::{Desired, EntryKind, Moment, Sandbox};
+use crate::lifecycle::phase::{FreezeStep, HibernateStep, Phase, PhaseName};
+use crate::lifecycle::{Desired, EntryKind, KeptFrozen, Moment, Sandbox};
 use crate::planted::{Planted, is_planted};
+use crate::spec::Hibernate;
 
 fn is_gone(sandbox: &Sandbox) -> bool {
     sandbox.deleted || sandbox.desired == Desired::Gone
@@ -70,8 +71,14 @@ pub(super) fn hibernate(sandbox: &Sandbox, by: &Actor, at: Moment<'_>) -> Steppe
         Phase::Ready if sandbox.desired == Desired::Hibernated => Stepped::Ignored(Ignored::NothingNew),
         Phase::Ready | Phase::Frozen { .. } => draft.hibernating(Cause::UserHibernate, by),
         Phase::Hibernating { .. } | Phase::Hibernated { .. } => {
-            if sandbox.entry.is_none() {
+            let saving = sandbox.phase.name() == PhaseName::Hibernating;
+            let for_room = saving && sandbox.rests_for == Some(Cause::MemoryShort);
+            if sandbox.entry.is_none() && !for_room {
                 return Stepped::Ignored(Ignored::NothingNew);
+            }
+            if for_room {
+                // From now on somebody asked for it, so it does not go back when its memory cannot be saved.
+                draft.next.rests_for = Some(Cause::UserHibernate);
             }
             draft.next.desired = Desired::Hibernated;
             draft.next.entry = None;
@@ -157,6 +164,37 @@ pub(super) fn idle(sandbox: &Sandbox, freezes: bool, at: Moment<'_>) -> Stepped 
         Phase::Provisioning { .. }
         | Phase::Verifying { .. }
         | Phase::Frozen { step: FreezeStep::Freeze { .. } }
+        | Phase::Hibernating { .. }
+        | Phase::Hibernated { .. }
+        | Phase::Resuming { .. }
+        | Phase::Lost
+        | Phase::Failed { .. }
+        | Phase::Stopping { .. }
+        | Phase::Stopped => Stepped::Ignored(Ignored::Busy),
+    }
+}
+
+/// The machine's memory is short. Only what is frozen and loses nothing by it goes, and not soon again when it could not.
+pub(super) fn make_room(sandbox: &Sandbox, by: &Actor, at: Moment<'_>) -> Stepped {
+    let keeps = sandbox.policy.persistent && sandbox.policy.hibernate == Hibernate::Memory && at.no_memory.is_none();
+    match &sandbox.phase {
+        Phase::Frozen { step: FreezeStep::Done } if keeps => {
+            let kept = sandbox.kept_frozen.unwrap_or(KeptFrozen {
+                since_ms: sandbox.phase_since_ms,
+                failures: 0,
+                until_ms: 0,
+            });
+            if at.now_ms < kept.until_ms {
+                return Stepped::Ignored(Ignored::NotDue);
+            }
+            let mut draft = Draft::of(sandbox, at);
+            draft.next.kept_frozen = Some(kept);
+            draft.hibernating(Cause::MemoryShort, by)
+        }
+        Phase::Frozen { .. }
+        | Phase::Provisioning { .. }
+        | Phase::Verifying { .. }
+        | Phase::Ready
         | Phase::Hibernating { .. }
         | Phase::Hibernated { .. }
         | Phase::Resuming { .. }

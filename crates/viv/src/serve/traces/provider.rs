@@ -118,6 +118,10 @@ macro_rules! calls {
             fn memory_left(&self) -> Option<f64> {
                 self.0.memory_left()
             }
+
+            fn saves_memory_by(&self) -> Option<String> {
+                self.0.saves_memory_by()
+            }
         }
     };
     (@of $this:ident nobody) => { $this };
