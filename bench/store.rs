@@ -168,7 +168,7 @@ async fn reads(folder: &Path) {
     row("count", async || assert_eq!(store.count(None).await.unwrap().values().sum::<u64>() as usize, RECORDS)).await;
     row("count of a project", async || drop(store.count(project.as_ref()).await.unwrap())).await;
     row("due", async || drop(store.due(u64::MAX, 100).await.unwrap())).await;
-    let filter = JournalFilter { sandbox: Some(ids[5].clone()), project: None };
+    let filter = JournalFilter { sandbox: Some(ids[5].clone()), ..JournalFilter::default() };
     row("the lines of a sandbox", async || {
         assert_eq!(store.journal(Cursor(0), &filter, 100).await.unwrap().len(), 1);
     })
