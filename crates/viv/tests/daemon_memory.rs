@@ -559,8 +559,8 @@ fn l13_what_cannot_go_to_disk_when_memory_gets_short_stays_frozen() {
     staged.when("dump", &format!("echo >> {}; exit 1", dumps.display()));
     daemon.sandbox(&made.id).freeze(&RestSandbox::default()).unwrap();
     let code = |now: &Sandbox| now.cause.as_ref().map(|cause| cause.code.clone()).unwrap_or_default();
-    let stayed = |now: &Sandbox| now.status == Status::Frozen && code(now) == "memory_not_saved";
-    let stays = daemon.wait_for(&made.id, "it was tried and stays", stayed);
+    let is_left = |now: &Sandbox| now.status == Status::Frozen && code(now) == "memory_not_saved";
+    let stays = daemon.wait_for(&made.id, "it was tried and stays", is_left);
     assert_eq!((memory(&stays).0, stays.generation), (MemoryState::NotSaved, Generation(1)));
     assert!(stays.cause.unwrap().message.contains("memory cannot be saved"));
     // Others go, and it is left alone though it is the longest frozen.
@@ -571,7 +571,7 @@ fn l13_what_cannot_go_to_disk_when_memory_gets_short_stays_frozen() {
         daemon.wait_for(&other.id, "it is on disk", |now| now.status == Status::Hibernated);
         daemon.remove(&other.id);
     }
-    assert!(stayed(&daemon.wait_for(&made.id, "it is told", |_| true)));
+    assert!(is_left(&daemon.wait_for(&made.id, "it is told", |_| true)));
     assert_eq!(fs::read_to_string(&dumps).unwrap().lines().count(), 1);
     // All that it holds is there.
     let back = ensure(daemon, &made.id);
