@@ -80,8 +80,11 @@ impl Reference {
     /// As people write it: without the registry and the folder that Docker adds.
     pub fn familiar(&self) -> String {
         let full = self.to_string();
-        let Some(short) = full.strip_prefix("docker.io/") else { return full };
-        short.strip_prefix("library/").unwrap_or(short).to_owned()
+        let short = full.strip_prefix("docker.io/");
+        let shortest = short.and_then(|short| short.strip_prefix("library/"));
+        // A folder that looks like a registry would be taken for one.
+        let means_this = |text: &&str| text.parse().is_ok_and(|parsed: Self| parsed == *self);
+        [shortest, short].into_iter().flatten().find(means_this).unwrap_or(&full).to_owned()
     }
 
     /// What a manifest is asked for by: the digest, or the tag.
@@ -286,7 +289,8 @@ mod tests {
 
     #[test]
     fn familiar_names_are_short_and_mean_the_same() {
-        for name in ["debian:12", "me/tool:latest", "localhost:5000/x:1"] {
+        let whole = ["docker.io/me.io/tool:1", "docker.io/localhost/tool:1"];
+        for name in ["debian:12", "me/tool:latest", "localhost:5000/x:1", "library/a/b:1"].into_iter().chain(whole) {
             assert_eq!(name.parse::<Reference>().unwrap().familiar(), name);
         }
     }
