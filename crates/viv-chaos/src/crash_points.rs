@@ -143,6 +143,8 @@ impl Life {
                 since_ms: self.clock.now_ms(),
             };
             let mut config = EngineConfig::new("sim".parse().expect("a mark"), name);
+            // Worlds are shorter than the hour in which a daemon compares all snapshots.
+            config.periods.snapshots_all = config.periods.snapshots;
             config.inside = Some(crate::tasks::patient_answers());
             let class = SpareClass { name: "default".to_owned(), spec: SandboxSpec::default(), min: 1, max: 1 };
             config.spares = SparesConfig { classes: vec![class], ..SparesConfig::default() };

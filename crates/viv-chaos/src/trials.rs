@@ -254,6 +254,8 @@ async fn begin(
     let rng = Mutex::new(Rng::new(u64::from(number)));
     let mut config = EngineConfig::new("sim".parse().expect("a mark"), name);
     config.gates = gates;
+    // Worlds are shorter than the hour in which a daemon compares all snapshots.
+    config.periods.snapshots_all = config.periods.snapshots;
     config.inside = Some(crate::tasks::answers());
     set_up(&mut config);
     let draw = move || rng.lock().unwrap_or_else(PoisonError::into_inner).bytes();

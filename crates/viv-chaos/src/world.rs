@@ -280,6 +280,8 @@ impl<'p> World<'p> {
         let mut config = EngineConfig::new("sim".parse().expect("a mark"), owner.name.clone());
         config.gates = self.plan.gates.clone();
         config.periods.orphan_grace = self.grace;
+        // Worlds are shorter than the hour in which a daemon compares all snapshots.
+        config.periods.snapshots_all = config.periods.snapshots;
         config.inside = Some(crate::tasks::answers());
         if let Some(max) = self.quota_max {
             config.quota = Quota::of(max, max);

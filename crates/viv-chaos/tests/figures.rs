@@ -10,15 +10,16 @@ use std::time::Duration;
 
 use place::{Place, by, paused, persistent, place_ticking, request};
 use viv_chaos::Rng;
-use viv_core::ExecutionId;
 use viv_core::lifecycle::PhaseName;
 use viv_core::limits::ResourceLimits;
+use viv_core::snapshot::{Snapshot, SnapshotState};
 use viv_core::spec::{Policy, Project, SandboxSpec};
+use viv_core::{ExecutionId, SandboxId, SnapshotId};
 use viv_engine::metrics::family;
-use viv_engine::{AlertConfig, CreateRequest, EngineConfig, Which};
+use viv_engine::{AlertConfig, CreateRequest, EngineConfig, NewSnapshot, Which};
 use viv_provider::conformance::program::Program;
 use viv_store::memory::Fault;
-use viv_store::{Change, ListQuery, Quota, Store, Sums, SumsMax, Weights};
+use viv_store::{Change, ListQuery, Quota, SnapshotQuery, Store, Sums, SumsMax, Weights};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -57,6 +58,31 @@ impl Place {
         while let Some(one) = all.join_next().await {
             one.unwrap();
         }
+    }
+
+    /// Makes so many at once, and puts all to rest.
+    async fn many_hibernated(&self, count: usize) {
+        let mut all = tokio::task::JoinSet::new();
+        for _ in 0..count {
+            let engine = self.engine.clone();
+            all.spawn(async move {
+                let policy = Policy { persistent: true, ..awake().policy };
+                let made = engine.create(CreateRequest { policy, ..awake() }).await.unwrap().view.sandbox.id;
+                engine.wait_ready(&made, Duration::from_secs(60)).await.unwrap();
+                engine.hibernate(&made, by()).await.unwrap();
+                let rests = engine.wait_settled(&made, Duration::from_secs(60)).await.unwrap().sandbox.phase;
+                assert_eq!(rests.name(), PhaseName::Hibernated);
+            });
+        }
+        while let Some(one) = all.join_next().await {
+            one.unwrap();
+        }
+    }
+
+    /// What was saved of it and is kept, the oldest first.
+    async fn kept_of(&self, id: &SandboxId) -> Vec<SnapshotId> {
+        let query = SnapshotQuery { sandbox: Some(id.clone()), limit: 100, ..SnapshotQuery::default() };
+        self.store.snapshots(&query).await.unwrap().items.into_iter().rev().map(|row| row.id).collect()
     }
 
     /// Which calls the store gets in a time, and how often each.
@@ -101,6 +127,86 @@ fn o4_a_tick_costs_the_same_whether_a_hundred_live_or_a_thousand() {
     assert!(few.get("count").is_some_and(|times| *times >= 20), "figures were told: {few:?}");
     assert_eq!((few.get("list"), few.get("get")), (None, None), "no record was read");
     assert_eq!(few, calls(1_000));
+}
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// All snapshots are compared as seldom as a daemon does.
+fn hourly(config: &mut EngineConfig) {
+    judged(config);
+    (config.periods.provider_sync, config.cleanup) = (DAY, None);
+    config.periods.snapshots_all = HOUR;
+}
+
+#[test]
+fn o4_l11_minutes_cost_the_same_whether_a_hundred_snapshots_are_kept_or_a_thousand() {
+    let calls = |count: usize| {
+        let seen = Arc::new(Mutex::new((BTreeMap::new(), BTreeMap::new())));
+        let told = seen.clone();
+        paused(async move {
+            let place = place_ticking(1_000, hourly).await;
+            place.many_hibernated(count).await;
+            // What is new is looked at until it is hashed.
+            tokio::time::sleep(Duration::from_secs(900)).await;
+            let minutes = place.calls_within(Duration::from_secs(300)).await;
+            *told.lock().unwrap() = (minutes, place.calls_within(HOUR).await);
+        });
+        seen.lock().unwrap().clone()
+    };
+    let (few, hour) = calls(100);
+    assert!(few.get("snapshots").is_some_and(|times| (4..=6).contains(times)), "what is not settled, only: {few:?}");
+    assert_eq!((few.get("list"), few.get("get"), few.get("snapshot")), (None, None, None), "nothing else was read");
+    assert!(hour.get("get").is_some_and(|times| *times >= 100), "all are compared within the hour: {hour:?}");
+    let (many, hour) = calls(1_000);
+    assert_eq!(few, many);
+    assert!(hour.get("get").is_some_and(|times| *times >= 1_000), "all are compared within the hour: {hour:?}");
+}
+
+#[test]
+fn l11_what_something_happened_to_is_tidied_in_the_next_minute_and_what_is_too_old_within_the_hour() {
+    paused(async {
+        let place = place_ticking(1_000, hourly).await;
+        let policy =
+            Policy { snapshots_max: Some(2), snapshots_age_ms: Some(1_800_000), persistent: true, ..awake().policy };
+        let id = place.made(CreateRequest { policy, ..awake() }).await;
+        // The comparison of the start is over.
+        tokio::time::sleep(Duration::from_secs(150)).await;
+        let mut made = Vec::new();
+        for _ in 0..3 {
+            let new = NewSnapshot { name: None, labels: BTreeMap::new(), by: by(), key: None };
+            made.push(place.engine.make_snapshot(&id, new).await.unwrap().row.id);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        tokio::time::sleep(Duration::from_secs(61)).await;
+        assert_eq!(place.kept_of(&id).await, made[1..], "one is too many");
+        // Somebody wrote that it is to go, and did not live to do it.
+        let row = place.store.snapshot(&made[1]).await.unwrap().unwrap();
+        let removing = Snapshot { state: SnapshotState::Removing, version: row.version + 1, ..row };
+        place.store.put_snapshot(place.engine.epoch(), removing, Vec::new()).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(61)).await;
+        assert_eq!(place.kept_of(&id).await, made[2..], "what was left in the middle is taken up");
+        tokio::time::sleep(Duration::from_secs(1_900)).await;
+        assert_eq!(place.kept_of(&id).await, made[2..], "nothing happened to it");
+        place.engine.reconcile();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(place.kept_of(&id).await.is_empty(), "by hand, all are looked at");
+    });
+}
+
+#[test]
+fn l11_a_whole_comparison_that_failed_is_made_again_in_the_next_minute() {
+    paused(async {
+        let place = place_ticking(1_000, hourly).await;
+        place.many_hibernated(1).await;
+        tokio::time::sleep(Duration::from_secs(900)).await;
+        place.store.set_faults(Some(Box::new(|call| (call == "snapshots").then_some(Fault::Before))));
+        place.engine.reconcile();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let later = place.calls_within(Duration::from_secs(61)).await;
+        assert!(later.get("get").is_some(), "{later:?}");
+        let then = place.calls_within(Duration::from_secs(300)).await;
+        assert_eq!(then.get("get"), None, "{then:?}");
+    });
 }
 
 #[test]

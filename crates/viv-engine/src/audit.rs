@@ -106,6 +106,10 @@ enum Deed {
 impl Engine {
     /// Compares records, provider and machine, and tells what does not belong; with `act`, puts it right.
     pub async fn audit(&self, act: bool, by: Actor) -> Result<AuditReport, EngineError> {
+        if act {
+            // What was saved is put right too, in the next minute.
+            self.inner.reconcilers.strays.want_all();
+        }
         self.compare(if act { Deed::PutRight } else { Deed::Report }, by).await
     }
 

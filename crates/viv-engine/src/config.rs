@@ -124,8 +124,10 @@ pub struct Periods {
     pub expiry: Duration,
     /// Transient phases past their deadline.
     pub stuck: Duration,
-    /// Snapshots that are too many, too old, or nobody's.
+    /// Snapshots that something happened to, or that were left in the middle.
     pub snapshots: Duration,
+    /// All snapshots against what the provider has: what is too old, damaged or nobody's, whom nothing happened to.
+    pub snapshots_all: Duration,
     /// Old lines, keys and tombstones.
     pub retention: Duration,
     /// How long an instance without a record is left alone (J1).
@@ -141,6 +143,7 @@ impl Default for Periods {
             expiry: Duration::from_secs(60),
             stuck: Duration::from_secs(30),
             snapshots: Duration::from_secs(60),
+            snapshots_all: Duration::from_secs(3600),
             retention: Duration::from_secs(3600),
             orphan_grace: Duration::from_secs(60),
             keep: Duration::from_secs(14 * 24 * 3600),

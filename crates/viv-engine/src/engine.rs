@@ -370,6 +370,10 @@ impl Inner {
             let lines = if is_planted(Planted::MoveWithoutLine) { Vec::new() } else { vec![line] };
             match self.commit(next, lines, quota, unused_since_ms, rows).await {
                 Ok(next) => {
+                    // What it can do without now may be of no use to anybody any more.
+                    for freed in before.uses().difference(&next.uses()) {
+                        self.reconcilers.strays.watch(freed);
+                    }
                     self.freed_snapshots(&next).await;
                     return Ok(Applied::Changed(Box::new(next)));
                 }
@@ -452,6 +456,8 @@ impl Inner {
     pub(crate) fn doubt(self: &Arc<Self>, error: &StoreError, sandbox: &SandboxId) {
         if matches!(error, StoreError::Unavailable { .. }) {
             self.wake(sandbox);
+            // It may have been put to rest, and nobody was told what that freed.
+            self.reconcilers.strays.look_later(sandbox);
         }
     }
 

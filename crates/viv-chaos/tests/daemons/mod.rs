@@ -60,6 +60,8 @@ async fn begin(
     let epoch = store.own(owner).await.unwrap();
     let rng = Mutex::new(Rng::new(u64::from(number)));
     let mut config = EngineConfig::new("sim".parse().unwrap(), name);
+    // Worlds are shorter than the hour in which a daemon compares all snapshots.
+    config.periods.snapshots_all = config.periods.snapshots;
     set_up(&mut config);
     let (store, provider) = (Arc::new(store.clone()), Arc::new(provider.clone()));
     let draw = move || rng.lock().unwrap().bytes();

@@ -89,6 +89,8 @@ async fn start(
     let epoch = store.own(owner).await.unwrap();
     let rng = Mutex::new(Rng::new(epoch.0));
     let mut config = EngineConfig::new("sim".parse().unwrap(), "daemon");
+    // Worlds are shorter than the hour in which a daemon compares all snapshots.
+    config.periods.snapshots_all = config.periods.snapshots;
     set_up(&mut config);
     let draw = move || rng.lock().unwrap().bytes();
     let engine = Engine::start(config, store, Arc::new(provider.clone()), epoch, clock, draw);

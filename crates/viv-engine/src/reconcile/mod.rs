@@ -200,6 +200,8 @@ impl Reconcilers {
 
     /// Asks all to run now, but for the one that compares everything: that is done at the start, and has its hour.
     pub(crate) fn signal_all(&self) {
+        // Who asks wants to know of all of them, and not of what changed.
+        self.strays.want_all();
         for bell in &self.bells[..FULL_BELL] {
             bell.notify_one();
         }
@@ -286,6 +288,10 @@ pub(crate) fn spawn(inner: &Arc<Inner>) {
                     return;
                 }
                 tracing::error!(component = "reconcile", reconciler = name.as_str(), "panicked, and runs again");
+                if name == ReconcilerName::Snapshots {
+                    // What it was to look at is forgotten with the run.
+                    inner.reconcilers.strays.want_all();
+                }
                 let failed = Err(EngineError::Invalid { what: "it panicked".to_owned(), hint: String::new() });
                 let now_ms = inner.clock.now_ms();
                 inner.reconcilers.record(name, &failed, (now_ms, now_ms), Some(now_ms.saturating_add(period_ms)));

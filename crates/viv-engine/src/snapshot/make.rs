@@ -78,7 +78,11 @@ impl Engine {
             None => inner.begin_live(sandbox, &id, SnapshotKind::Manual, &new, None, keyed.as_ref()).await,
         };
         match first(made, keyed.as_ref())? {
-            Ok(row) => Ok(SnapshotMade { row, fresh: true }),
+            Ok(row) => {
+                // There may be one too many now, also where what was saved already is kept.
+                inner.reconcilers.strays.watch(&row.id);
+                Ok(SnapshotMade { row, fresh: true })
+            }
             Err(before) => inner.made_again(&before).await,
         }
     }
@@ -262,6 +266,8 @@ impl Inner {
                         self.committed(sandbox);
                     }
                     self.refresh_snapshot(&row.id).await;
+                    // Whoever asked for it may be gone.
+                    self.reconcilers.strays.watch(&row.id);
                     return Ok(());
                 }
                 Err(StoreError::Conflict { .. }) => {}

@@ -92,9 +92,11 @@ impl Inner {
             return;
         }
         for id in [&record.origin, &record.saved, &record.sealed, &record.rollback].into_iter().flatten() {
-            // What cannot be read now is looked at on a period.
-            if let Ok(Some(Snapshot { sandbox: Some(sandbox), .. })) = self.store.snapshot(id).await {
-                self.reconcilers.tidy_snapshots_of(&sandbox);
+            match self.store.snapshot(id).await {
+                Ok(Some(Snapshot { sandbox: Some(sandbox), .. })) => self.reconcilers.tidy_snapshots_of(&sandbox),
+                Ok(_) => {}
+                // What cannot be read now is looked at in the next minute.
+                Err(_) => self.reconcilers.strays.watch(id),
             }
         }
     }

@@ -86,6 +86,7 @@ impl Engine {
         let made = vec![line(&ready, "snapshot.made", &row.by, now_ms, None)];
         inner.store.put_snapshot(inner.epoch, ready, made).await?;
         inner.refresh_snapshot(&row.id).await;
+        inner.reconcilers.strays.watch(&row.id);
         inner.snapshot_row(None, &row.id).await
     }
 }

@@ -28,6 +28,7 @@ provider_sync_s = 1
 orphan_grace_s = 2
 expiry_s = 1
 stuck_s = 1
+snapshots_all_s = 60
 tidy_s = 5
 ";
 

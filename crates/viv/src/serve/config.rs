@@ -182,6 +182,8 @@ pub(super) struct ReconcilePart {
     pub(super) expiry_s: Option<NonZeroU64>,
     /// How often transient phases are looked at that take too long.
     pub(super) stuck_s: Option<NonZeroU64>,
+    /// How often all snapshots are compared with what the provider has (L11).
+    pub(super) snapshots_all_s: Option<NonZeroU64>,
     /// How often leftovers of those who were killed are taken away, and what nothing refers to (J2).
     pub(super) tidy_s: Option<NonZeroU64>,
 }
@@ -206,6 +208,7 @@ impl ReconcilePart {
         set(&mut periods.orphan_grace, self.orphan_grace_s);
         set(&mut periods.expiry, self.expiry_s.map(NonZeroU64::get));
         set(&mut periods.stuck, self.stuck_s.map(NonZeroU64::get));
+        set(&mut periods.snapshots_all, self.snapshots_all_s.map(NonZeroU64::get));
     }
 }
 
@@ -258,6 +261,7 @@ mod tests {
             [reconcile]
             provider_sync_s = 30
             orphan_grace_s = 120
+            snapshots_all_s = 600
             [hooks]
             private_ranges = ["10.0.0.0/8"]
             [webhooks]
@@ -281,6 +285,7 @@ mod tests {
         config.reconcile.apply(&mut periods);
         assert_eq!(periods.provider_sync, Duration::from_secs(30));
         assert_eq!(periods.orphan_grace, Duration::from_secs(120));
+        assert_eq!(periods.snapshots_all, Duration::from_secs(600));
         assert_eq!(periods.stuck, Periods::default().stuck);
     }
 
