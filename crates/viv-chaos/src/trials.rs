@@ -91,7 +91,7 @@ pub const IN_WORLDS: &[(Gate, u64, &[&str])] = &[
     (Gate::FreshExpiry, 0, &["expiry-is-fetched"]),
     (Gate::ActivityFilter, 0, &["unused-goes-to-rest", "stopped-is-the-end"]),
     (Gate::EntryOnlyResume, 0, &["a-reconnect-joins", "old-handles-are-refused"]),
-    (Gate::ProviderTruth, 440, &["rest-is-real"]),
+    (Gate::ProviderTruth, 580, &["rest-is-real"]),
     (Gate::DurableStop, 0, &["stops-of-tasks-are-durable"]),
     (Gate::PushedCancellation, 0, &["stops-of-tasks-are-soon"]),
     (Gate::InactivityLimit, 380, &["silent-tasks-end"]),
