@@ -196,7 +196,9 @@ async fn tidy(
     for row in rows.iter().filter(|row| row.state != SnapshotState::Ready) {
         inner.work_on_snapshot(&row.id, None);
     }
-    rows.iter().for_each(|row| watch_while_fresh(inner, row));
+    for row in rows {
+        watch_while_fresh(inner, row);
+    }
     let Some(sandbox) = sandbox else { return Ok(()) };
     let record = inner.store.get(sandbox).await?;
     let goes: Vec<&Snapshot> = match &record {
