@@ -38,8 +38,8 @@ fn main() -> ExitCode {
     let mut without = Vec::new();
     for name in named.split(',').filter(|name| !name.is_empty()) {
         let Some(gate) = Gate::named(name) else {
-            let names = Gate::ALL.map(Gate::name).join(", ");
-            eprintln!("there is no gate {name}: {names}");
+            let known = Gate::ALL.map(Gate::name).join(", ");
+            eprintln!("there is no gate {name}: {known}");
             return ExitCode::from(2);
         };
         without.push(gate);
