@@ -7,7 +7,7 @@ mod place;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use place::{LONG, Place, by, paused, persistent, place};
+use place::{LONG, Place, by, paused, persistent, place, request};
 use viv_chaos::Damage;
 use viv_core::SandboxId;
 use viv_core::exec::{ExecSpec, ExecState};
@@ -17,7 +17,7 @@ use viv_core::spec::{Policy, Project, SandboxSpec};
 use viv_core::task::{NewTask, Task, TaskLimits, TaskState};
 use viv_engine::{ContinueTask, CreateRequest, CreateTask, EngineError, Which};
 use viv_provider::conformance::program::Program;
-use viv_provider::{FileWrite, InstanceRef, Provider};
+use viv_provider::{FileWrite, InstanceRef, Provider, ResourceLimits};
 use viv_store::Store;
 use viv_store::memory::Fault;
 
@@ -209,5 +209,23 @@ fn l14_the_end_of_a_service_is_heard_after_its_agent_hung() {
         let record = place.record(&id).await;
         assert_eq!(record.phase.name(), PhaseName::Ready);
         assert_ne!(record.services[&service.name].execution, first, "it ended minutes ago, and was not started again");
+    });
+}
+
+/// Seed 7688: limits that a client asked for while somebody deleted the sandbox were taken back in the record of what had
+/// ended.
+#[test]
+fn l9_limits_that_come_too_late_change_nothing_that_has_ended() {
+    paused(async {
+        let place = place().await;
+        let id = place.made(request()).await;
+        let handle = place.engine.work_in(&Project::default(), &Which::Id(id.clone()), None).await.unwrap();
+        place.delete(&id).await;
+        tokio::time::sleep(MINUTE).await;
+        let before = place.record(&id).await;
+        assert_eq!(before.phase.name(), PhaseName::Stopped);
+        let change = ResourceLimits { memory_bytes: Some(1 << 30), ..ResourceLimits::default() };
+        assert!(place.engine.set_limits(&handle, &change, &by()).await.is_err());
+        assert_eq!(place.record(&id).await, before);
     });
 }

@@ -25,6 +25,10 @@ impl Engine {
             sandbox,
             |record| inner.quota(record),
             |record| {
+                // It was ended since the handle was given, and nothing happens to it any more (L9).
+                if record.is_over() {
+                    return None;
+                }
                 before = record.spec.limits.clone();
                 record.spec.limits = change.or(&before);
                 let data = serde_json::json!({ "limits": record.spec.limits });
@@ -37,8 +41,8 @@ impl Engine {
         if set.as_ref().is_err_and(|error| !error.is_transient()) {
             inner
                 .amend(sandbox, |record| {
-                    // Somebody else has set others meanwhile: those stand.
-                    if record.spec.limits != recorded {
+                    // Somebody else has set others meanwhile: those stand. So does what has ended.
+                    if record.is_over() || record.spec.limits != recorded {
                         return None;
                     }
                     record.spec.limits = before.clone();
