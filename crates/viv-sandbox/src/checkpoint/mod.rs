@@ -266,7 +266,12 @@ mod tests {
         assert!(manifest.why_not(&dir).unwrap().unwrap().contains("damaged"));
         fs::remove_file(dir.images().join("pages-1.img")).unwrap();
         assert!(manifest.why_not(&dir).unwrap().unwrap().contains("damaged"));
-        let other = Manifest { version: VERSION_SHARING + 1, ..manifest };
+        // One that shares is of another form, which earlier programs refuse; both are known here.
+        assert_eq!(manifest.version, VERSION);
+        fs::create_dir(dir.images().join(share::BASE)).unwrap();
+        let sharing = Manifest::of(&dir, &instance, ids, Path::new("/a/viv-agent-1"), "4.2").unwrap();
+        assert_eq!((sharing.version, sharing.why_not(&dir).unwrap()), (VERSION_SHARING, None));
+        let other = Manifest { version: VERSION_SHARING + 1, ..sharing };
         assert!(other.why_not(&dir).unwrap().unwrap().contains("form"));
     }
 }

@@ -5,9 +5,14 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 
+use support::restart::instance_folder;
+
 use super::*;
 
 const MIB: u64 = 1 << 20;
+
+/// So often it is tried to come in between.
+const TRIES_MAX: u32 = 5;
 
 /// Holds random bytes, which nobody packs smaller; changes an eighth of a mebibyte in each of sixteen places, and says what
 /// all of it hashes to, when it is asked.
@@ -190,4 +195,45 @@ fn l13_damage_of_what_is_shared_is_followed_by_the_files_of_each() {
     }
     daemon.remove(&made.id);
     daemon.assert_nothing_left();
+}
+
+#[test]
+fn j4_a_daemon_killed_while_it_compares_loses_nothing() {
+    let Some(criu) = criu() else { return };
+    let mut daemon = Daemon::start_with(&["--criu", criu.to_str().unwrap()]);
+    let made = hold(&daemon, "box", 64);
+    let fork = fork(&daemon, &made.id, 1).remove(0);
+    let origin = dumps(&daemon);
+    let linked = |images: &Path| fs::read_dir(images.join("base")).is_ok_and(|mut links| links.next().is_some());
+    let is_plain = |images: &Path| {
+        let paths = fs::read_dir(images).into_iter().flatten().map(|entry| entry.unwrap().path());
+        let mut pages = paths.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("pages-"));
+        pages.any(|path| path.extension().is_some_and(|ending| ending == "img"))
+    };
+    for _ in 0..TRIES_MAX {
+        let sum_before = change(&daemon, &fork.id);
+        let images = instance_folder(&daemon, &fork.id).join("memory/kept/images");
+        let before = dumps(&daemon).len();
+        let request = StopSandbox { wait_ms: Some(WaitMs::new(0).unwrap()), ..StopSandbox::default() };
+        daemon.sandbox(&fork.id).stop(&request).unwrap();
+        eventually_within(PATIENCE, "something is linked", || linked(&images) || dumps(&daemon).len() > before);
+        daemon.kill();
+        let is_between = linked(&images) && is_plain(&images);
+        daemon.restart();
+        let saved = daemon.wait_for(&fork.id, "it is saved", |now| now.status == Status::Hibernated);
+        assert_eq!(memory(&saved), (MemoryState::Kept, String::new()));
+        let dump = dump_of(&daemon, &saved);
+        assert!(shares(&dump) && !is_plain(&dump.join("kept/images")));
+        // Of both there are all bytes, whoever was killed on the way.
+        assert!(on_disk(&[dump, origin[0].clone()]) < (64 + 10) * MIB);
+        let back = ensure(&daemon, &fork.id);
+        assert_eq!(memory(&back), (MemoryState::Restored, String::new()));
+        assert_eq!(sum(&daemon, &fork.id), sum_before);
+        if is_between {
+            daemon.remove(&fork.id);
+            daemon.remove(&made.id);
+            return daemon.assert_nothing_left();
+        }
+    }
+    panic!("it was never killed in between");
 }

@@ -11,17 +11,32 @@ use super::*;
 /// Pages of one process: what is at which address, by a number. Nothing is at 0.
 type Memory = BTreeMap<u64, u16>;
 
+/// Random, so that nobody packs it smaller.
 fn page(number: u16) -> Vec<u8> {
+    let mut page = vec![0; PAGE_BYTES as usize];
     let mut seed = u64::from(number);
-    let next = || {
+    for word in page.chunks_mut(8) {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(u64::from(number));
-        (seed >> 33) as u8
-    };
-    std::iter::repeat_with(next).take(PAGE_BYTES as usize).collect()
+        word.copy_from_slice(&(seed ^ seed >> 29).to_le_bytes());
+    }
+    page
 }
 
 fn content(memory: &Memory) -> Vec<u8> {
     memory.values().flat_map(|number| page(*number)).collect()
+}
+
+/// Dumps the memory of somebody.
+fn add(images: &Path, owner: &str, pages: u64, memory: &Memory) {
+    let mut rows: Vec<(u64, u64)> = Vec::new();
+    for address in memory.keys() {
+        match rows.last_mut() {
+            Some((first, count)) if *first + *count == *address => *count += 1,
+            Some(_) | None => rows.push((*address, 1)),
+        }
+    }
+    fs::write(images.join(format!("pagemap-{owner}.img")), pagemap::image_of(pages, &rows)).unwrap();
+    fs::write(images.join(format!("pages-{pages}.img")), content(memory)).unwrap();
 }
 
 /// Dumps, each in a folder of its own.
@@ -40,15 +55,7 @@ impl Dumps {
     fn dump(&self, name: &str, pages: u64, memory: &Memory) -> PathBuf {
         let images = self.images(name);
         fs::create_dir(&images).unwrap();
-        let mut rows: Vec<(u64, u64)> = Vec::new();
-        for address in memory.keys() {
-            match rows.last_mut() {
-                Some((first, count)) if *first + *count == *address => *count += 1,
-                Some(_) | None => rows.push((*address, 1)),
-            }
-        }
-        fs::write(images.join("pagemap-7.img"), pagemap::image_of(pages, &rows)).unwrap();
-        fs::write(images.join(format!("pages-{pages}.img")), content(memory)).unwrap();
+        add(&images, "7", pages, memory);
         fs::write(images.join("core-7.img"), name).unwrap();
         images
     }
@@ -173,6 +180,35 @@ fn l13_who_goes_on_from_a_difference_is_compared_with_what_that_is_of() {
     let images = dumps.next("thrice", 4, &thrice, "twice", false);
     assert!(!shares(&images));
     assert!(dumps.unpacked(&images, 4).unwrap() == content(&thrice));
+}
+
+#[test]
+fn l13_each_process_shares_with_what_has_it_whole() {
+    let dumps = Dumps::new();
+    let memory = large();
+    let root = dumps.first("root", &memory);
+    // Of the first one goes on with what there was, and another one is new, and so is shared memory.
+    let fork = dumps.dump("fork", 1, &changed(&memory, 10, 10_000));
+    let (other, third) = (changed(&memory, 1, 20_000), changed(&memory, 1, 30_000));
+    add(&fork, "8", 2, &other);
+    add(&fork, "shmem-500", 3, &third);
+    pack::pack(&fork, Some(&Earlier { images: root.clone(), stays: true })).unwrap();
+    let next = dumps.dump("next", 4, &changed(&memory, 10, 40_000));
+    add(&next, "8", 5, &changed(&other, 10, 1));
+    // It has another number each time.
+    add(&next, "shmem-90210", 6, &changed(&third, 10, 1));
+    pack::pack(&next, Some(&Earlier { images: fork.clone(), stays: true })).unwrap();
+    for (file, whole) in
+        [(4, root.join("pages-1.img.zst")), (5, fork.join("pages-2.img.zst")), (6, fork.join("pages-3.img.zst"))]
+    {
+        assert_eq!(inode(&next.join(format!("base/pages-{file}.img.zst"))), inode(&whole));
+    }
+    for folder in [&root, &fork] {
+        fs::remove_dir_all(folder).unwrap();
+    }
+    assert!(dumps.unpacked(&next, 4).unwrap() == content(&changed(&memory, 10, 40_000)));
+    assert!(dumps.unpacked(&next, 5).unwrap() == content(&changed(&other, 10, 1)));
+    assert!(dumps.unpacked(&next, 6).unwrap() == content(&changed(&third, 10, 1)));
 }
 
 #[test]
