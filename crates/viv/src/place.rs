@@ -65,6 +65,8 @@ impl Place {
     pub(crate) fn open(self, data: PathBuf) -> anyhow::Result<LocalProvider> {
         let mut config = LocalConfig::new(data, own_binary()?);
         config.criu = self.criu_named();
+        // Nobody replaces one by the next.
+        config.keeps_snapshots = true;
         config.cgroup_prefix = self.cgroup_prefix;
         if let Some(binary) = self.runtime {
             config.runtime = Runtime::Binary(binary);

@@ -8,6 +8,8 @@
 mod follow;
 #[path = "daemon_memory/middle.rs"]
 mod middle;
+#[path = "daemon_memory/share.rs"]
+mod share;
 mod support;
 
 use std::fs;

@@ -339,6 +339,54 @@ async fn l13_memory_goes_with_its_snapshot() {
     ground.assert_nothing_left();
 }
 
+/// Where snapshots stay, the next one shares with the one that it went on from, and each says what is its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn l13_snapshots_that_are_kept_share_memory() {
+    const HELD: u64 = 16 << 20;
+    let Some(criu) = criu() else { return };
+    let ground = Ground::with(|config| (config.criu, config.keeps_snapshots) = (Some(criu), true));
+    let sandbox = ground.create(LIFETIME).await;
+    let hold = "
+import os, time, zlib
+held = bytearray(os.urandom(16 << 20))
+while True:
+    if os.path.exists('/workspace/change'):
+        held[1 << 20:2 << 20] = os.urandom(1 << 20)
+        os.remove('/workspace/change')
+    print(zlib.crc32(held), flush=True)
+    time.sleep(0.1)
+";
+    let holder = sandbox.start_spec(&python(hold)).await;
+    until_more(&ground, &sandbox.instance(), &holder, 0).await;
+    let first = save(&ground, &sandbox.instance()).await.unwrap();
+    destroy(&ground, &sandbox.instance()).await;
+    let instance = restore(&ground, &sandbox.instance(), &first.id).await.instance;
+    ground.run(&instance, 1, "touch /workspace/change; while [ -e /workspace/change ]; do sleep 0.05; done").await;
+    // It says what it holds now, and nothing else from here on.
+    let before = written(&ground, &instance, &holder).await.len();
+    let before = until_more(&ground, &instance, &holder, before + 12).await;
+    let second = save(&ground, &instance).await.unwrap();
+    let own_bytes = async |id: &SnapshotId| ground.provider.snapshot(id).await.unwrap().own_bytes;
+    assert!(first.size_bytes > HELD && second.size_bytes > HELD, "{first:?} {second:?}");
+    let (of_first, of_second) = (own_bytes(&first.id).await, own_bytes(&second.id).await);
+    assert!(of_first < HELD / 4 && of_second < HELD / 2, "{of_first} {of_second}");
+    // The first one goes, and what both had is the second one's.
+    destroy(&ground, &instance).await;
+    ground.provider.remove_snapshot(&mutation(2, 1), &sandbox.id, &first.id).await.unwrap();
+    eventually("its memory is gone", || {
+        ground.provider.tidy();
+        !ground.data.join("memory").join(first.id.as_str()).exists()
+    });
+    assert!(own_bytes(&second.id).await > HELD);
+    let seen = restore(&ground, &instance, &second.id).await;
+    assert_eq!(seen.lacks.get(&Capability::SaveMemory), None);
+    let after = until_more(&ground, &seen.instance, &holder, before.len()).await;
+    let last = |text: &str| text.lines().last().map(str::to_owned);
+    assert!(after.starts_with(&before) && last(&after) == last(&before), "the same bytes: {after}");
+    destroy(&ground, &seen.instance).await;
+    ground.assert_nothing_left();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn l13_memory_is_saved_of_what_runs_on() {
     let Some(criu) = criu() else { return };

@@ -11,7 +11,7 @@
 //!   <data>/memory/<snapshot>/
 //!     manifest.json      what it is, of which machine, and a digest of the rest
 //!     not-restored       why it was not, if that was tried; CRIU's restore.log beside it
-//!     kept/images/       what CRIU wrote, packed: see [`pack`]
+//!     kept/images/       what CRIU wrote, packed: see [`pack`], and [`share`] for what others have too
 //!     kept/run/          what the agent shares with the host: output of executions among it
 //!     kept/dump.json     what the shim knows about the processes: see [`Dump`]
 //! ```
@@ -22,12 +22,16 @@
 
 pub(crate) mod criu;
 pub(crate) mod files;
+mod frames;
 pub(crate) mod mounts;
 pub(crate) mod obstacles;
 pub(crate) mod pack;
+mod pagemap;
 pub mod probe;
 pub(crate) mod renumber;
+pub(crate) mod share;
 mod sockets;
+mod wire;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -42,8 +46,10 @@ use crate::durable;
 use crate::rootfs::IdRange;
 pub(crate) use mounts::External;
 
-/// Images of another form are not looked at.
+/// The form of what is kept: packed whole, or sharing pages with another one, which who knows only the first would take for
+/// the whole. Images of another form are not looked at.
 const VERSION: u32 = 2;
+const VERSION_SHARING: u32 = 3;
 
 /// Longest list of who is in which cgroup, and of what is open: some tens of bytes for each process, a name for each file.
 const DUMP_BYTES_MAX: u64 = 16 << 20;
@@ -71,6 +77,11 @@ impl MemoryDir {
 
     pub(crate) fn run(&self) -> PathBuf {
         self.kept().join("run")
+    }
+
+    /// What removing it would free of what it holds: others may have some of it too.
+    pub(crate) fn own_bytes(&self) -> io::Result<u64> {
+        Ok(self.read_manifest()?.bytes.saturating_sub(share::shared_bytes(&self.images())))
     }
 
     fn dump(&self) -> PathBuf {
@@ -134,8 +145,9 @@ pub(crate) struct Manifest {
     /// Who wrote the images.
     criu: String,
     machine: Machine,
-    /// Of everything that is kept.
+    /// Of everything that is kept, what others have too among it.
     digest: Digest,
+    /// What all of that takes on disk.
     pub(crate) bytes: u64,
 }
 
@@ -192,7 +204,7 @@ impl Manifest {
     ) -> io::Result<Self> {
         let agent = agent.file_name().and_then(|name| name.to_str()).ok_or(io::ErrorKind::InvalidInput)?.to_owned();
         Ok(Self {
-            version: VERSION,
+            version: if dir.images().join(share::BASE).exists() { VERSION_SHARING } else { VERSION },
             instance: instance.clone(),
             ids,
             agent,
@@ -205,8 +217,9 @@ impl Manifest {
 
     /// Why it is not to be restored here. Reads all of it.
     pub(crate) fn why_not(&self, dir: &MemoryDir) -> io::Result<Option<String>> {
-        if self.version != VERSION {
-            return Ok(Some(format!("it was kept in form {}, and this program knows {VERSION}", self.version)));
+        if ![VERSION, VERSION_SHARING].contains(&self.version) {
+            let knows = format!("this program knows {VERSION} and {VERSION_SHARING}");
+            return Ok(Some(format!("it was kept in form {}, and {knows}", self.version)));
         }
         if let Some(why) = self.machine.why_not_on(&Machine::this()?) {
             return Ok(Some(why));
@@ -253,7 +266,12 @@ mod tests {
         assert!(manifest.why_not(&dir).unwrap().unwrap().contains("damaged"));
         fs::remove_file(dir.images().join("pages-1.img")).unwrap();
         assert!(manifest.why_not(&dir).unwrap().unwrap().contains("damaged"));
-        let other = Manifest { version: VERSION + 1, ..manifest };
+        // One that shares is of another form, which earlier programs refuse; both are known here.
+        assert_eq!(manifest.version, VERSION);
+        fs::create_dir(dir.images().join(share::BASE)).unwrap();
+        let sharing = Manifest::of(&dir, &instance, ids, Path::new("/a/viv-agent-1"), "4.2").unwrap();
+        assert_eq!((sharing.version, sharing.why_not(&dir).unwrap()), (VERSION_SHARING, None));
+        let other = Manifest { version: VERSION_SHARING + 1, ..sharing };
         assert!(other.why_not(&dir).unwrap().unwrap().contains("form"));
     }
 }

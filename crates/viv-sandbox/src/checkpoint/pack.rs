@@ -1,138 +1,67 @@
-//! Images small on disk: compressed by all processors, and without their empty pages.
+//! Images small on disk: compressed by all processors, without their empty pages, and without what others have too.
 //!
 //! ```text
 //!   images/pages-1.img          4 MiB │ 4 MiB │ …          as CRIU wrote it, until it is packed
-//!   images/pages-1.img.zst      frame │ frame │ …          what `zstd -d` reads too
-//!   images/pages-1.img.frames   how long each is           written before the other is put in place
+//!   images/pages-1.img.zst      frame │ frame │ …          see [`frames`](super::frames)
+//!   images/pages-1.img.frames   how long each is
+//!   images/pages-1.img.shared   what is not in them        where an earlier dump has it: see [`share`](super::share)
 //! ```
 //!
-//! Every frame stands alone, so that any number of threads pack and unpack. CRIU reads plain files, so what is restored is
-//! unpacked first, with a hole for every empty page. What cannot be packed, because the disk is full for example, stays as
-//! it is: that is no reason to lose a memory.
+//! CRIU reads plain files, so what is restored is unpacked first, with a hole for every empty page. What cannot be packed,
+//! because the disk is full for example, stays as it is: that is no reason to lose a memory. A plain file that is there is
+//! what counts, so whoever is killed while packing has lost nothing.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
+use std::path::Path;
 
-use serde::{Deserialize, Serialize};
-
-use crate::durable;
-
-/// How much is packed at a time: large enough to be packed well, small enough for many threads.
-const FRAME_BYTES: usize = 4 << 20;
+use super::frames::{self, FRAMES, PACKED, Packed, in_parallel, with};
+use super::share::{self, Candidate, Earlier, SHARED};
 
 /// Smaller files are not worth it.
 const BYTES_MIN: u64 = 64 << 10;
 
-/// The quickest that there is: what is packed is read once, or never.
-const LEVEL: i32 = 1;
-
-/// Most threads. Disks are not quicker than these.
-const THREADS_MAX: usize = 8;
-
-/// Frames that are held in memory at a time, for each thread.
-const AHEAD: usize = 4;
-
 /// What is looked at for being empty.
 const PAGE_BYTES: usize = 4096;
 
-const PACKED: &str = ".zst";
-const FRAMES: &str = ".frames";
-
-/// Longest list of frames: of some terabytes.
-const FRAMES_BYTES_MAX: u64 = 16 << 20;
-
-/// A packed file.
-#[derive(Debug, Serialize, Deserialize)]
-struct Frames {
-    /// As it was.
-    bytes: u64,
-    frame_bytes: usize,
-    /// How long each frame is, packed.
-    packed_bytes: Vec<u64>,
-}
-
-fn threads() -> usize {
-    thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX)
-}
-
-fn with(path: &Path, ending: &str) -> PathBuf {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(ending);
-    path.with_file_name(name)
-}
-
-/// Packs what is large among the files of a folder. Repeated, it goes on with what is left.
-pub(crate) fn pack(folder: &Path) -> io::Result<()> {
+/// Packs what is large among the files of a folder, without the pages that an earlier dump has too where that pays.
+/// Repeated, it goes on with what is left.
+pub(crate) fn pack(folder: &Path, earlier: Option<&Earlier>) -> io::Result<()> {
+    // Whatever is in the way of sharing is not in the way of packing.
+    let candidates = earlier.and_then(|earlier| share::candidates(folder, earlier).ok()).unwrap_or_default();
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let path = entry.path();
-        let ours = [PACKED, FRAMES].iter().any(|ending| path.to_string_lossy().ends_with(ending));
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let ours = [PACKED, FRAMES, SHARED].iter().any(|ending| name.ends_with(ending));
         if !ours && entry.file_type()?.is_file() && entry.metadata()?.len() >= BYTES_MIN {
-            pack_file(&path).inspect_err(|_| {
-                for ending in [PACKED, FRAMES] {
-                    let _ = fs::remove_file(with(&path, ending));
-                }
-            })?;
+            pack_file(&path, candidates.get(&name)).inspect_err(|_| clear(&path))?;
         }
     }
     Ok(())
 }
 
-fn pack_file(path: &Path) -> io::Result<()> {
-    let file = File::open(path)?;
-    let bytes = file.metadata()?.len();
-    let count = usize::try_from(bytes.div_ceil(FRAME_BYTES as u64)).map_err(io::Error::other)?;
-    let mut packed = File::create(with(path, PACKED))?;
-    let mut frames = Vec::with_capacity(count);
-    let at_once = threads() * AHEAD;
-    for first in (0..count).step_by(at_once) {
-        let some = first..count.min(first + at_once);
-        let done: Vec<Mutex<Vec<u8>>> = some.clone().map(|_| Mutex::default()).collect();
-        in_parallel(some.len(), |nth| {
-            let start = (first + nth) as u64 * FRAME_BYTES as u64;
-            let mut plain = vec![0; FRAME_BYTES.min((bytes - start) as usize)];
-            file.read_exact_at(&mut plain, start)?;
-            *done[nth].lock().expect("nobody panics with it") = zstd::bulk::compress(&plain, LEVEL)?;
-            Ok(())
-        })?;
-        for frame in done {
-            let frame = frame.into_inner().expect("nobody panics with it");
-            packed.write_all(&frame)?;
-            frames.push(frame.len() as u64);
-        }
+fn pack_file(path: &Path, candidate: Option<&Candidate>) -> io::Result<()> {
+    // Of somebody who did not come further.
+    clear(path);
+    let difference = candidate.and_then(|candidate| share::compare(path, candidate).ok().flatten());
+    let is_shared = difference.is_some_and(|difference| share::write(path, &difference).is_ok());
+    if !is_shared {
+        clear(path);
+        let file = File::open(path)?;
+        frames::write(path, file.metadata()?.len(), |start, into| file.read_exact_at(into, start))?;
     }
-    let frames = Frames { bytes, frame_bytes: FRAME_BYTES, packed_bytes: frames };
-    durable::replace_json_within(&with(path, FRAMES), &frames, FRAMES_BYTES_MAX)?;
     // From here on that is it; it is durable together with everything else.
     fs::remove_file(path)
 }
 
-/// Has some threads do it for every number below this.
-fn in_parallel(count: usize, work: impl Fn(usize) -> io::Result<()> + Sync) -> io::Result<()> {
-    let next = AtomicUsize::new(0);
-    let run = || {
-        loop {
-            let nth = next.fetch_add(1, Ordering::Relaxed);
-            if nth >= count {
-                return Ok(());
-            }
-            work(nth)?;
-        }
-    };
-    thread::scope(|scope| {
-        let others: Vec<_> = (1..threads().min(count)).map(|_| scope.spawn(run)).collect();
-        let mut outcome = run();
-        for other in others {
-            let theirs = other.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")));
-            outcome = outcome.and(theirs);
-        }
-        outcome
-    })
+/// Takes away what was to be in the place of a file.
+fn clear(path: &Path) {
+    for ending in [PACKED, FRAMES] {
+        let _ = fs::remove_file(with(path, ending));
+    }
+    share::clear(path);
 }
 
 /// Puts every file of a folder into another one as it was before it was packed. Those that were not are linked.
@@ -141,7 +70,7 @@ pub(crate) fn unpack(from: &Path, to: &Path) -> io::Result<()> {
         let entry = entry?;
         let name = entry.file_name();
         let text = name.to_string_lossy();
-        if text.ends_with(PACKED) || !entry.file_type()?.is_file() {
+        if [PACKED, SHARED].iter().any(|ending| text.ends_with(ending)) || !entry.file_type()?.is_file() {
             continue;
         }
         if let Some(plain) = text.strip_suffix(FRAMES) {
@@ -158,41 +87,24 @@ pub(crate) fn unpack(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 fn unpack_file(from: &Path, to: &Path) -> io::Result<()> {
-    let known: Option<Frames> = durable::read_json_within(&with(from, FRAMES), FRAMES_BYTES_MAX)?;
-    let Frames { bytes, frame_bytes, packed_bytes: frames } = known.ok_or(io::ErrorKind::NotFound)?;
-    let bad = |what: &'static str| io::Error::new(io::ErrorKind::InvalidData, what);
-    let count = bytes.div_ceil((frame_bytes as u64).max(1));
-    if frame_bytes > FRAME_BYTES || frames.len() as u64 != count {
-        return Err(bad("it has another form"));
+    if share::unpack(from, to)? {
+        return Ok(());
     }
-    let mut starts = Vec::with_capacity(frames.len());
-    let mut at = 0_u64;
-    for length in &frames {
-        // What does not shrink grows by little.
-        if *length > 2 * FRAME_BYTES as u64 {
-            return Err(bad("a frame is too long"));
-        }
-        starts.push(at);
-        at += length;
-    }
-    let packed = File::open(with(from, PACKED))?;
+    let packed = Packed::open(from)?;
     let plain = File::create_new(to)?;
-    plain.set_len(bytes)?;
-    in_parallel(frames.len(), |nth| {
-        let mut frame = vec![0; frames[nth] as usize];
-        packed.read_exact_at(&mut frame, starts[nth])?;
-        let start = nth as u64 * frame_bytes as u64;
-        let expected = frame_bytes.min((bytes - start) as usize);
-        let content = zstd::bulk::decompress(&frame, expected)?;
-        if content.len() != expected {
-            return Err(bad("a frame holds less than it should"));
-        }
-        write_sparsely(&plain, &content, start)
-    })
+    plain.set_len(packed.bytes())?;
+    in_parallel(
+        packed.count(),
+        || (),
+        |(), nth| {
+            let (start, content) = packed.frame(nth)?;
+            write_sparsely(&plain, &content, start)
+        },
+    )
 }
 
 /// Writes what is not empty: the file has holes everywhere else.
-fn write_sparsely(file: &File, content: &[u8], start: u64) -> io::Result<()> {
+pub(super) fn write_sparsely(file: &File, content: &[u8], start: u64) -> io::Result<()> {
     const EMPTY: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
     let is_empty = |page: &[u8]| *page == EMPTY[..page.len()];
     let mut from = None;
@@ -214,6 +126,7 @@ fn write_sparsely(file: &File, content: &[u8], start: u64) -> io::Result<()> {
 mod tests {
     use std::os::unix::fs::MetadataExt;
 
+    use super::super::frames::FRAME_BYTES;
     use super::*;
 
     /// Pages that are empty, alike, and alike nothing, with a crooked end.
@@ -244,8 +157,8 @@ mod tests {
         fs::write(from.join("pages-1.img"), &large).unwrap();
         fs::write(from.join("core-1.img"), b"little").unwrap();
         fs::write(from.join("pages-2.img"), vec![0; FRAME_BYTES]).unwrap();
-        pack(&from).unwrap();
-        pack(&from).unwrap();
+        pack(&from, None).unwrap();
+        pack(&from, None).unwrap();
         assert!(!from.join("pages-1.img").exists() && from.join("core-1.img").exists());
         let packed = fs::metadata(from.join("pages-1.img.zst")).unwrap().len();
         assert!(packed < large.len() as u64 / 6, "{packed}");
@@ -266,7 +179,7 @@ mod tests {
             fs::create_dir(made).unwrap();
         }
         fs::write(from.join("pages-1.img"), content(2 * FRAME_BYTES)).unwrap();
-        pack(&from).unwrap();
+        pack(&from, None).unwrap();
         let packed = from.join("pages-1.img.zst");
         let whole = fs::read(&packed).unwrap();
         fs::write(&packed, &whole[..whole.len() - 1]).unwrap();

@@ -17,6 +17,7 @@ use super::create::Origin;
 use super::save::{save_failed, store_failed};
 use super::{LocalProvider, Result, shim_client, unavailable};
 use crate::checkpoint::mounts::{self, parts_of};
+use crate::checkpoint::share::Earlier;
 use crate::checkpoint::{Manifest, MemoryDir, obstacles, pack, probe};
 use crate::durable;
 use crate::ids::IdPool;
@@ -323,14 +324,14 @@ impl LocalProvider {
         let lost = || ProviderError::Failed { what: "its memory was not saved, and it has ended".to_owned() };
         memory.read_dump().map_err(|_| lost())?;
         keep_run(dir, &memory).map_err(save_failed)?;
-        self.finish_memory(&memory, record)
+        self.finish_memory(&memory, record, false)
     }
 
     /// Packs what was dumped, and says what it is; answers how large that is.
-    pub(super) fn finish_memory(&self, memory: &MemoryDir, record: &InstanceRecord) -> Result<u64> {
+    pub(super) fn finish_memory(&self, memory: &MemoryDir, record: &InstanceRecord, runs_on: bool) -> Result<u64> {
         let finish = || -> io::Result<Manifest> {
             // What does not get smaller, for want of room for example, is kept as it is.
-            let _ = pack::pack(&memory.images());
+            let _ = pack::pack(&memory.images(), self.earlier(record, runs_on).as_ref());
             let version = self.criu().map_or_else(|_| "unknown".to_owned(), |criu| criu.version);
             let manifest = Manifest::of(memory, &record.instance, record.ids, &record.agent, &version)?;
             rustix::fs::syncfs(fs::File::open(memory.path())?)?;
@@ -338,6 +339,28 @@ impl LocalProvider {
             Ok(manifest)
         };
         finish().map(|manifest| manifest.bytes).map_err(save_failed)
+    }
+
+    /// The dump that an instance went on from, whose pages it may share. It is there for as long as the instance is.
+    fn earlier(&self, record: &InstanceRecord, runs_on: bool) -> Option<Earlier> {
+        let dir = MemoryDir::new(record.memory.as_ref()?.folder.clone());
+        let id: SnapshotId = dir.path().file_name()?.to_str()?.parse().ok()?;
+        // What cannot be told is not counted on: then only what others link to is shared.
+        let stays = self.outlasts(record.sandbox(), &id, runs_on).unwrap_or(false);
+        Some(Earlier { images: dir.images(), stays })
+    }
+
+    /// Whether a snapshot stays though a sandbox that went on from it is saved again. One that hibernates replaces what it
+    /// hibernated with before, and whoever shared with that would be the only one to keep it. What a fork began with is
+    /// another's, and is kept for as long as the fork may begin anew.
+    fn outlasts(&self, sandbox: &SandboxId, id: &SnapshotId, runs_on: bool) -> io::Result<bool> {
+        let store = &self.shared.store;
+        let Some(SnapshotFile::Kept(kept)) = store.read_snapshot(id)? else { return Ok(false) };
+        if runs_on || kept.snapshot.source.sandbox != *sandbox || self.shared.config.keeps_snapshots {
+            return Ok(true);
+        }
+        // Those who were forked from it and are there keep it too.
+        Ok(store.users_of(id)?.iter().any(|user| user.sandbox != *sandbox))
     }
 
     /// Puts it in place, unless it is.
@@ -353,9 +376,9 @@ impl LocalProvider {
         MemoryDir::new(self.shared.data.memory().join(id.as_str()))
     }
 
-    /// What the memory of a snapshot takes on disk.
-    pub(super) fn memory_bytes(&self, id: &SnapshotId) -> u64 {
-        self.memory_dir(id).read_manifest().map_or(0, |manifest| manifest.bytes)
+    /// What removing the memory of a snapshot would free.
+    pub(super) fn own_memory_bytes(&self, id: &SnapshotId) -> u64 {
+        self.memory_dir(id).own_bytes().unwrap_or(0)
     }
 
     /// What becomes of the memory of what an instance is to be made from. Reads all of it.

@@ -85,6 +85,9 @@ pub struct LocalConfig {
     pub criu: Option<PathBuf>,
     /// Whether memory is saved at all.
     pub saves_memory: bool,
+    /// Off. On where snapshots stay until somebody removes them, though their sandbox is saved again: then what is dumped
+    /// shares pages with the dump that it went on from.
+    pub keeps_snapshots: bool,
     /// Off. On for who took over from an owner that was killed and is not gone, since it is frozen: what that one has
     /// locked may be locked for ever, so the locks of fences begin anew. It can do nothing any more, and nobody else
     /// takes them.
@@ -105,6 +108,7 @@ impl LocalConfig {
             limits: limits::defaults(),
             criu: None,
             saves_memory: true,
+            keeps_snapshots: false,
             renew_locks: false,
         }
     }

@@ -214,7 +214,7 @@ impl LocalProvider {
             } else {
                 self.with_living(instance, budget_ms, copy)?
             };
-            let memory_bytes = request.memory.then(|| self.finish_memory(&memory, &record)).transpose()?;
+            let memory_bytes = request.memory.then(|| self.finish_memory(&memory, &record, true)).transpose()?;
             let source = Source { instance, of: &made.of, host: &self.shared.host };
             let layer = LayerId::for_snapshot(&request.snapshot).map_err(store_failed)?;
             let Finished { meta, flush_us, copied_bytes } =
@@ -377,7 +377,7 @@ impl LocalProvider {
             (integrity, own_bytes) = store.condition(&now, references);
         }
         if record.snapshot.memory {
-            own_bytes += self.memory_bytes(&record.snapshot.id);
+            own_bytes += self.own_memory_bytes(&record.snapshot.id);
         }
         let used_by = references.made_from(&record.snapshot.id);
         SnapshotSeen { snapshot: record.snapshot, integrity, own_bytes, used_by }
