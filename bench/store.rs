@@ -167,7 +167,7 @@ async fn reads(folder: &Path) {
     row("get", async || assert!(store.get(&ids[RECORDS / 3]).await.unwrap().is_some())).await;
     row("count", async || assert_eq!(store.count(None).await.unwrap().values().sum::<u64>() as usize, RECORDS)).await;
     row("count of a project", async || drop(store.count(project.as_ref()).await.unwrap())).await;
-    row("due", async || drop(store.due(u64::MAX, 100).await.unwrap())).await;
+    row("due", async || drop(store.due(None, u64::MAX, 100).await.unwrap())).await;
     let filter = JournalFilter { sandbox: Some(ids[5].clone()), ..JournalFilter::default() };
     row("the lines of a sandbox", async || {
         assert_eq!(store.journal(Cursor(0), &filter, 100).await.unwrap().len(), 1);

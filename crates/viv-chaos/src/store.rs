@@ -465,8 +465,13 @@ impl Store for FaultyStore {
         self.read(self.truth.count(project)).await
     }
 
-    async fn due(&self, until_ms: u64, limit: usize) -> Result<Vec<(u64, SandboxId)>> {
-        self.read(self.truth.due(until_ms, limit)).await
+    async fn due(
+        &self,
+        after: Option<&(u64, SandboxId)>,
+        until_ms: u64,
+        limit: usize,
+    ) -> Result<Vec<(u64, SandboxId)>> {
+        self.read(self.truth.due(after, until_ms, limit)).await
     }
 
     async fn next_due_ms(&self) -> Result<Option<u64>> {

@@ -96,7 +96,8 @@ pub struct Budgets {
     pub clear: Duration,
     /// Saving one: in proportion to what was not written out.
     pub save: Duration,
-    /// Looking for what was left on the machine, and clearing it away: in proportion to what is there.
+    /// Looking for what was left on the machine, and clearing it away, and listing what was saved: in proportion to what is
+    /// there.
     pub sweep: Duration,
     /// Everything else.
     pub call: Duration,

@@ -326,7 +326,9 @@ impl Inner {
 
     pub(crate) async fn load(&self, sandbox: &SandboxId) -> Result<Sandbox, EngineError> {
         let found = self.store.get(sandbox).await?;
-        found.ok_or_else(|| EngineError::NotFound { which: sandbox.to_string() })
+        let found = found.ok_or_else(|| EngineError::NotFound { which: sandbox.to_string() })?;
+        self.knowledge.meet(&found);
+        Ok(found)
     }
 
     /// What somebody asks for. Who finds it locked by somebody else is told by whom, and nothing is recorded (L15).

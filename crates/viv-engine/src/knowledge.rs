@@ -60,7 +60,8 @@ fn has_nothing(sandbox: &Sandbox) -> bool {
     matches!(sandbox.phase, Phase::Hibernated { .. } | Phase::Stopped)
 }
 
-/// What was seen of all of them. Only [`Knowledge::attend`] begins to know one, and nothing is known of what is over.
+/// What was seen of all of them. Only [`Knowledge::attend`] begins to know one, and nothing is known of what is over. What
+/// was at rest when the daemon began is known from the moment on that somebody has to do with it.
 #[derive(Debug, Default)]
 pub(crate) struct Knowledge {
     known: Mutex<HashMap<SandboxId, Known>>,
@@ -91,6 +92,18 @@ impl Knowledge {
             known.env_to_tell = sandbox.env_to_tell(sandbox.generation).map(|env| (sandbox.generation, env.clone()));
         }
         latest
+    }
+
+    /// Somebody has to do with one that was at rest when this daemon began, and that nobody told of since.
+    pub(crate) fn meet(&self, sandbox: &Sandbox) {
+        if !sandbox.is_over() && !self.knows(&sandbox.id) {
+            self.attend(sandbox);
+        }
+    }
+
+    /// Whether it is known.
+    pub(crate) fn knows(&self, sandbox: &SandboxId) -> bool {
+        self.lock().contains_key(sandbox)
     }
 
     /// Whose it is, if it is known.

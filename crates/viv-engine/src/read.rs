@@ -128,9 +128,10 @@ impl Inner {
             Which::Name(name) => (self.store.find(project, name).await?, name.to_string()),
         };
         // Nothing reaches from one project into another, not even the knowledge that it is there.
-        found
-            .filter(|found| found.project == *project && !found.is_spare())
-            .ok_or(EngineError::NotFound { which: name })
+        let found = found.filter(|found| found.project == *project && !found.is_spare());
+        let found = found.ok_or(EngineError::NotFound { which: name })?;
+        self.knowledge.meet(&found);
+        Ok(found)
     }
 }
 

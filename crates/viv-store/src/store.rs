@@ -100,8 +100,10 @@ pub trait Store: Subscriptions + Send + Sync {
     /// How many records are in each phase.
     async fn count(&self, project: Option<&Project>) -> Result<PhaseCounts>;
 
-    /// Sandboxes whose [`Sandbox::due_at_ms`] is not after this, soonest first, at most this many.
-    async fn due(&self, until_ms: u64, limit: usize) -> Result<Vec<(u64, SandboxId)>>;
+    /// Sandboxes whose [`Sandbox::due_at_ms`] is not after this, soonest first, at most this many; on from the last one of
+    /// a page before, if one is named.
+    async fn due(&self, after: Option<&(u64, SandboxId)>, until_ms: u64, limit: usize)
+    -> Result<Vec<(u64, SandboxId)>>;
 
     /// The soonest due time of all.
     async fn next_due_ms(&self) -> Result<Option<u64>>;

@@ -115,7 +115,9 @@ impl From<ApiError> for Failure {
             Some(what) if !error.message.contains(&what) => format!("{}: {what}", error.message),
             Some(_) | None => error.message,
         };
-        let hint = error.hint.or_else(|| hint(error.code).map(str::to_owned));
+        // On a command line nobody sends headers, so there it is said otherwise where keys are from.
+        let said = error.hint.filter(|_| error.code != ErrorCode::Unauthenticated);
+        let hint = said.or_else(|| hint(error.code).map(str::to_owned));
         Self { exit: exit_code(error.code), message, hint, docs: Some(error.docs) }
     }
 }

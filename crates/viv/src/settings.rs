@@ -174,7 +174,10 @@ impl Global {
             }
         }
         if let Some(path) = &self.config {
-            let missing = || Failure::usage(format!("there is no {}", path.display()));
+            let missing = || {
+                let failure = Failure::usage(format!("there is no {}", path.display()));
+                failure.hint("--config or VIV_CONFIG names a file with a configuration")
+            };
             all = all.under(parse(&read_config(path)?.ok_or_else(missing)?, path)?);
         }
         Ok(all)

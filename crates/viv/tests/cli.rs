@@ -312,6 +312,41 @@ fn each_kind_of_failure_has_its_exit_code_its_hint_and_its_page() {
 }
 
 #[test]
+fn s5_wrong_input_is_told_in_the_words_that_it_was_given_in() {
+    let daemon = Daemon::new(|_| None);
+    for (args, told) in [
+        (&["create", "--lifetime", "0s"][..], "a lifetime must be from 1s to 30d\nhint: write it like 90s"),
+        (&["extend", "box", "9999d"], "a lifetime must be from 1s to 30d\nhint: write it like 90s"),
+        (&["create", "--label", "x"], "a label must be key=value"),
+        (&["create", "--name", "Box"], "a name must be small letters, digits and hyphens"),
+        (&["show", "Box"], "an id (sbx_…) or a name of small letters"),
+        (&["rollback", "box", "before"], "a snapshot's id must be snp_ and then small letters and digits"),
+        (&["key", "revoke", "robot"], "a key's id must be key_ and then small letters and digits"),
+        (&["task", "show", "build"], "a task's id must be tsk_ and then small letters and digits"),
+        (&["cp", "a", "b"], "hint: write one of them as SANDBOX:/PATH"),
+        (&["cp", "box:relative", "."], "a path must be absolute"),
+        (&["ps", "--config", "/nowhere/config.toml"], "hint: --config or VIV_CONFIG names a file"),
+    ] {
+        let output = daemon.say(args);
+        assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(2), ""), "{args:?}: {output:?}");
+        assert!(stderr(&output).contains(told), "{args:?}: {}", stderr(&output));
+    }
+    assert_eq!(daemon.seen().len(), 0, "nobody was asked");
+}
+
+#[test]
+fn s3_a_key_that_is_no_good_is_told_with_where_keys_are_from() {
+    let daemon = Daemon::new(|_| {
+        let hint = "send Authorization: Bearer viv_…";
+        let told = json!({"code": "unauthenticated", "message": "no", "hint": hint, "docs": "d"});
+        Some(Say::Json(401, json!({ "error": told })))
+    });
+    let output = daemon.say(&["ps"]);
+    assert_eq!(output.status.code(), Some(6), "{output:?}");
+    assert!(stderr(&output).contains("hint: set VIV_KEY, or VIV_DATA to the daemon's data folder"), "{output:?}");
+}
+
+#[test]
 fn without_a_daemon_it_is_said_how_to_start_one() {
     let folder = tempfile::tempdir().unwrap();
     let output = viv().args(["ps"]).env("VIV_DATA", folder.path()).output().unwrap();

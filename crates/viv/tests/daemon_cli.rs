@@ -126,6 +126,19 @@ fn verbs_do_what_they_say_on_a_real_daemon() {
 
     let made = json(&daemon, &["create", "--name", "verbs"]);
     let id = made["id"].as_str().unwrap();
+    // What scripts rely on, as a real daemon tells it, also of one that has no name.
+    let unnamed = json(&daemon, &["create"])["id"].as_str().unwrap().to_owned();
+    for (which, name) in [("verbs", serde_json::json!("verbs")), (unnamed.as_str(), serde_json::Value::Null)] {
+        let shown = json(&daemon, &["show", which]);
+        for field in ["id", "name", "status", "desired", "phase", "generation", "cause", "evidence", "observed_at"] {
+            assert!(shown.get(field).is_some(), "{field}: {shown}");
+        }
+        let fixed = ["name", "status", "desired", "phase", "generation"].map(|field| shown[field].clone());
+        let wanted = [name, "ready".into(), "running".into(), "ready".into(), 1.into()];
+        assert_eq!(fixed, wanted, "{shown}");
+        assert!(shown["observed_at"].is_u64() && shown["evidence"]["exec"]["outcome"] == "ok", "{shown}");
+    }
+    say(&daemon, &["rm", &unnamed]);
     // A terminal of its own, and keys from ours.
     let mut terminal = beside(&daemon, "script");
     let command = format!("{} exec -it verbs -- sh", viv_binary().display());
@@ -148,6 +161,12 @@ fn verbs_do_what_they_say_on_a_real_daemon() {
     let back = json(&daemon, &["cp", "verbs:/workspace/tree", &here("back").display().to_string()]);
     assert_eq!((fs::read_to_string(here("back/a")).unwrap().as_str(), back["bytes"].as_u64()), ("first", Some(5)));
     assert_eq!(json(&daemon, &["cp", "verbs:/workspace/file", &here("again").display().to_string()])["bytes"], 6);
+    let missing = daemon.viv().args(["cp", "verbs:/nowhere", "-"]).output().unwrap();
+    assert!(text(&missing.stderr).starts_with("error: /nowhere was not found\nhint: "), "{}", text(&missing.stderr));
+    let nowhere = here("nowhere").join("file");
+    let refused = daemon.viv().args(["cp", "verbs:/workspace/file"]).arg(&nowhere).output().unwrap();
+    let told = text(&refused.stderr);
+    assert!(told.starts_with(&format!("error: {}: ", here("nowhere").display())), "{told}");
     assert_eq!(fs::read_to_string(here("again")).unwrap(), "second");
 
     let extended = json(&daemon, &["extend", "verbs", "3h"]);

@@ -27,8 +27,11 @@ use viv_api::sandbox::{
 };
 use viv_core::{Generation, SandboxId};
 
-/// The death of a shim or an agent is shown within 1 s (T3): far less than what has to be found, on a loaded machine too.
-const PUSHED: Duration = Duration::from_secs(10);
+/// The death of a shim or an agent is shown within 1 s (T3). A machine that is loaded may be late with anything, so that
+/// is asked of the best of a few; and of all, far less than what has to be found takes.
+const PUSHED: Duration = Duration::from_secs(1);
+const PUSHED_LATE: Duration = Duration::from_secs(10);
+const KILLED: usize = 4;
 
 /// Other damage is shown within 30 s (T3).
 const OTHER: Duration = Duration::from_secs(33);
@@ -64,16 +67,23 @@ fn phases(daemon: &Daemon, id: &SandboxId) -> Vec<Phase> {
 /// A death that is pushed: shown as lost in no time, everywhere, and nothing is made in its place (T7).
 fn death(kill: impl Fn(&HostView), cause: &str) {
     let daemon = Daemon::start();
-    let (read, verified) = (daemon.create().id, daemon.create().id);
-    kill(&daemon.host(&read));
-    let until = Instant::now() + PUSHED;
-    while status(&daemon, &read) == Status::Ready {
-        assert!(Instant::now() < until, "ready is shown of the dead");
-        thread::sleep(PAUSE);
+    let (read, verified): ([SandboxId; KILLED], _) = (std::array::from_fn(|_| daemon.create().id), daemon.create().id);
+    let seen_after = read.each_ref().map(|id| {
+        let host = daemon.host(id);
+        kill(&host);
+        let killed_at = Instant::now();
+        while status(&daemon, id) == Status::Ready {
+            assert!(killed_at.elapsed() < PUSHED_LATE, "ready is shown of the dead");
+            thread::sleep(PAUSE);
+        }
+        killed_at.elapsed()
+    });
+    assert!(seen_after.iter().any(|took| *took < PUSHED), "{seen_after:?}");
+    for id in &read {
+        let lost = daemon.wait_for(id, "it is lost", |sandbox| sandbox.status == Status::Lost);
+        assert_eq!((lost.cause.unwrap().code.as_str(), lost.generation), (cause, Generation::FIRST));
+        assert!(statuses(&daemon, id).iter().all(|status| *status == Status::Lost));
     }
-    let lost = daemon.wait_for(&read, "it is lost", |sandbox| sandbox.status == Status::Lost);
-    assert_eq!((lost.cause.unwrap().code.as_str(), lost.generation), (cause, Generation::FIRST));
-    assert!(statuses(&daemon, &read).iter().all(|status| *status == Status::Lost));
 
     // Asked at once, before anything may have been pushed.
     kill(&daemon.host(&verified));
@@ -82,7 +92,7 @@ fn death(kill: impl Fn(&HostView), cause: &str) {
     let lost = daemon.wait_for(&verified, "it is lost", |sandbox| sandbox.status == Status::Lost);
     assert_eq!((lost.cause.unwrap().code.as_str(), lost.generation), (cause, Generation::FIRST));
 
-    for id in [&read, &verified] {
+    for id in read.iter().chain([&verified]) {
         assert_eq!(code(daemon.sandbox(id).start(&echo(), None)), Some(ErrorCode::NotRunning));
         assert_eq!(daemon.sandbox(id).verify().unwrap().generation, Generation::FIRST, "a look makes nothing");
         daemon.remove(id);

@@ -183,7 +183,7 @@ impl FromStr for LabelFilter {
     type Err = BoundError;
 
     fn from_str(text: &str) -> Result<Self, BoundError> {
-        let wrong = BoundError::Shape { what: "a label that is looked for", rule: "key=value" };
+        let wrong = BoundError::Shape { what: "a label", rule: "key=value" };
         let (key, value) = text.split_once('=').ok_or(wrong)?;
         Ok(Self { key: key.parse()?, value: value.parse()? })
     }

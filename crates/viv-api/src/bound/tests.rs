@@ -46,6 +46,21 @@ fn lengths_are_of_characters_as_in_the_schema() {
 }
 
 #[test]
+fn s5_who_gives_a_name_for_an_id_is_told_what_an_id_looks_like() {
+    for wrong in ["x", "before", "sbx_01h2xcejqtf2nbrexx3vqjhp41", &"é".repeat(60)] {
+        let told = SnapshotRef::new(wrong).unwrap_err().to_string();
+        assert_eq!(told, "a snapshot's id must be snp_ and then small letters and digits", "{wrong}");
+    }
+    let long = SnapshotRef::new(format!("snp_{}", "a".repeat(60))).unwrap_err().to_string();
+    assert_eq!(long, "a snapshot's id must have 5 to 52 characters, and has 64");
+    assert_eq!(
+        SnapshotRef::new("").unwrap_err().to_string(),
+        "a snapshot's id must have 5 to 52 characters, and has 0"
+    );
+    assert_eq!("x".parse::<LabelFilter>().unwrap_err().to_string(), "a label must be key=value");
+}
+
+#[test]
 fn the_ends_of_a_range_are_in_it() {
     assert_eq!(Port::new(65_535).unwrap().get(), 65_535);
     assert_eq!(Port::new(0), Err(BoundError::Range { what: "a port", min: 1, max: 65_535 }));

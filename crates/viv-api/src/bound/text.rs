@@ -31,10 +31,14 @@ macro_rules! text {
             pub fn new(text: impl Into<String>) -> Result<Self, BoundError> {
                 let text = text.into();
                 let len = text.chars().count();
+                let check: fn(&str) -> bool = $check;
+                // Whoever gives a name where an id is wanted is told what one looks like, and not how long it is.
+                if len > 0 && !check(&text) {
+                    return Err(BoundError::Shape { what: $what, rule: $rule });
+                }
                 if !(Self::MIN..=Self::MAX).contains(&len) {
                     return Err(BoundError::Length { what: $what, min: Self::MIN, max: Self::MAX, len });
                 }
-                let check: fn(&str) -> bool = $check;
                 if !check(&text) {
                     return Err(BoundError::Shape { what: $what, rule: $rule });
                 }

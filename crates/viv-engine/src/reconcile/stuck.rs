@@ -14,7 +14,7 @@ const BATCH: usize = 500;
 
 pub(super) async fn run(inner: &Arc<Inner>) -> Result<Report, EngineError> {
     let until_ms = inner.clock.now_ms().saturating_sub(LATE_MS);
-    let late = inner.store.due(until_ms, BATCH).await?;
+    let late = inner.store.due(None, until_ms, BATCH).await?;
     for (_, sandbox) in &late {
         inner.wake(sandbox);
     }

@@ -116,7 +116,8 @@ impl Inner {
 
     /// A page of what the provider has of ours, in bounded time (J7).
     pub(crate) async fn list_at_provider(&self, page: PageRequest) -> Result<Page<SnapshotSeen>, ProviderError> {
-        let budget = self.config.budgets.call;
+        // Its first page reads the records of all.
+        let budget = self.config.budgets.sweep;
         let listed = tokio::time::timeout(budget, self.provider.snapshots(&self.config.owner, page)).await;
         let after_ms = u64::try_from(budget.as_millis()).unwrap_or(u64::MAX);
         listed.unwrap_or(Err(ProviderError::TimedOut { what: "a listing of snapshots", after_ms }))

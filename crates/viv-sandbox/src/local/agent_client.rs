@@ -340,7 +340,11 @@ fn refusal(error: AgentError, request: &Request) -> ProviderError {
         (ErrorCode::StaleGeneration, Some(current), Some(fence)) => {
             ProviderError::StaleGeneration { asked: fence.generation, current: Generation(current) }
         }
-        (ErrorCode::NotFound, ..) => ProviderError::NotFound { what: message },
+        (ErrorCode::NotFound, ..) => {
+            // That it was not found is what this error says anyway.
+            let what = message.strip_suffix(": no such file or directory").unwrap_or(&message).to_owned();
+            ProviderError::NotFound { what }
+        }
         (ErrorCode::Conflict, ..) => ProviderError::Conflict { what: message },
         (ErrorCode::Invalid, ..) => {
             ProviderError::Invalid { what: message, hint: "nothing was changed; correct the request".to_owned() }

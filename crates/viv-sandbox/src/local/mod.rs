@@ -29,8 +29,8 @@ use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use viv_core::exec::{ExecSpec, ExecStatus, TtySize};
@@ -57,6 +57,7 @@ use crate::ordinary::Standing;
 use crate::rootfs::{HostBase, IdRange};
 use crate::runtime::{Found, Runtime, RuntimeError};
 use crate::shim::proto::{ShimReply, ShimRequest};
+use crate::store::collect::References;
 use crate::store::{Store, StoreConfig};
 
 type Result<T> = std::result::Result<T, ProviderError>;
@@ -154,6 +155,8 @@ struct Shared {
     runtime: OnceLock<std::result::Result<Found, RuntimeError>>,
     egress: connect::Cache,
     criu: memory::Cache,
+    /// What refers to what was saved, as the last listing of that found it.
+    listing: Mutex<Option<(Instant, Arc<References>)>>,
 }
 
 impl LocalProvider {
@@ -212,6 +215,7 @@ impl LocalProvider {
                 runtime: OnceLock::new(),
                 egress: connect::Cache::default(),
                 criu: memory::Cache::default(),
+                listing: Mutex::default(),
             }),
         };
         this.remove_unreadable();

@@ -12,6 +12,7 @@
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use viv_core::{SandboxId, SnapshotId};
@@ -38,6 +39,10 @@ use crate::wait::elapsed_us;
 
 /// Snapshots on one page of a listing, unless asked for fewer.
 const PAGE_MAX: usize = 256;
+
+/// For how long what the first page of a listing found is good for the others: a listing of 100,000 takes less, and who
+/// pauses for longer is told the present again.
+const LISTING_KEPT: Duration = Duration::from_secs(60);
 
 impl LocalProvider {
     pub(super) async fn save_instance(
@@ -336,14 +341,11 @@ impl LocalProvider {
         let owner = owner.clone();
         self.blocking(move |this| {
             let limit = page.limit.unwrap_or(PAGE_MAX).clamp(1, PAGE_MAX);
-            let all = this.shared.store.all_snapshots().map_err(records_unreadable)?;
-            let references = this.references()?;
+            let references = this.references_of_listing(page.cursor.is_some())?;
+            let after = this.shared.store.snapshots_after(page.cursor.as_deref()).map_err(records_unreadable)?;
             let mut listed = Page::default();
             let mut last = None;
-            for (id, file) in all {
-                if page.cursor.as_ref().is_some_and(|cursor| id.as_str() <= cursor.as_str()) {
-                    continue;
-                }
+            for (id, file) in after {
                 match file {
                     Ok(SnapshotFile::Kept(record)) if record.snapshot.owner == owner => {
                         if listed.items.len() == limit {
@@ -357,9 +359,28 @@ impl LocalProvider {
                     Err(error) => listed.unreadable.push(format!("{id}: {error}")),
                 }
             }
+            if listed.next.is_none() {
+                this.listing().take();
+            }
             Ok(listed)
         })
         .await
+    }
+
+    /// What a page of a listing is told by. All records are read for the first page, and not again for each of the others:
+    /// what was shared, or in use, when the listing began is told of all that it lists.
+    fn references_of_listing(&self, goes_on: bool) -> Result<Arc<References>> {
+        let young = |(at, _): &(Instant, Arc<References>)| at.elapsed() < LISTING_KEPT;
+        if let Some((_, references)) = self.listing().clone().filter(young).filter(|_| goes_on) {
+            return Ok(references);
+        }
+        let references = Arc::new(self.references()?);
+        *self.listing() = Some((Instant::now(), references.clone()));
+        Ok(references)
+    }
+
+    fn listing(&self) -> MutexGuard<'_, Option<(Instant, Arc<References>)>> {
+        self.shared.listing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn references(&self) -> Result<References> {

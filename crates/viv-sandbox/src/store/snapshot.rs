@@ -127,18 +127,27 @@ impl Store {
 
     /// All records, in the order of their ids, with what cannot be read about some.
     pub(crate) fn all_snapshots(&self) -> io::Result<Vec<(SnapshotId, io::Result<SnapshotFile>)>> {
-        let mut all = Vec::new();
+        Ok(self.snapshots_after(None)?.collect())
+    }
+
+    /// Those after one, in the order of their ids: each is read when it is asked for, so a page costs what is on it, and
+    /// the names of all.
+    pub(crate) fn snapshots_after(
+        &self,
+        after: Option<&str>,
+    ) -> io::Result<impl Iterator<Item = (SnapshotId, io::Result<SnapshotFile>)>> {
+        let mut ids: Vec<SnapshotId> = Vec::new();
         for entry in fs::read_dir(self.data().snapshots())? {
             let name = entry?.file_name();
             let Some(id) = name.to_str().and_then(|name| name.strip_suffix(".json")?.parse().ok()) else { continue };
-            let file = match self.read_snapshot(&id) {
-                Ok(None) => continue,
-                Ok(Some(file)) => Ok(file),
-                Err(error) => Err(error),
-            };
-            all.push((id, file));
+            ids.push(id);
         }
-        all.sort_by(|one, other| one.0.cmp(&other.0));
-        Ok(all)
+        ids.retain(|id| after.is_none_or(|after| id.as_str() > after));
+        ids.sort_unstable();
+        Ok(ids.into_iter().filter_map(|id| match self.read_snapshot(&id) {
+            Ok(None) => None,
+            Ok(Some(file)) => Some((id, Ok(file))),
+            Err(error) => Some((id, Err(error))),
+        }))
     }
 }

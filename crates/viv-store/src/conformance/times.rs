@@ -21,10 +21,16 @@ pub(super) async fn due_is_soonest_first(lab: &Lab) {
     }
     lab.put(&Sandbox { phase: phase(PhaseName::Ready), ..lab.new_sandbox(1) }).await;
     all.sort();
-    assert_eq!(lab.store.due(u64::MAX, MANY).await.unwrap(), all);
-    assert_eq!(lab.store.due(30, MANY).await.unwrap(), all[..4]);
-    assert_eq!(lab.store.due(30, 3).await.unwrap(), all[..3]);
-    assert!(lab.store.due(9, MANY).await.unwrap().is_empty());
+    assert_eq!(lab.store.due(None, u64::MAX, MANY).await.unwrap(), all);
+    assert_eq!(lab.store.due(None, 30, MANY).await.unwrap(), all[..4]);
+    assert_eq!(lab.store.due(None, 30, 3).await.unwrap(), all[..3]);
+    // On from where a page ended, also between two that are due at the same time.
+    for ended in 0..all.len() {
+        let rest = lab.store.due(Some(&all[ended]), u64::MAX, 2).await.unwrap();
+        assert_eq!(rest, all[ended + 1..].iter().take(2).cloned().collect::<Vec<_>>(), "after {:?}", all[ended]);
+    }
+    assert_eq!(lab.store.due(Some(&all[0]), 30, MANY).await.unwrap(), all[1..4]);
+    assert!(lab.store.due(None, 9, MANY).await.unwrap().is_empty());
     assert_eq!(lab.store.next_due_ms().await.unwrap(), Some(10));
 }
 
@@ -32,10 +38,10 @@ pub(super) async fn due_follows_the_record(lab: &Lab) {
     let mut sandbox = Sandbox { phase: due_at(10), ..lab.new_sandbox(1) };
     lab.put(&sandbox).await;
     lab.put_next(&mut sandbox, |sandbox| sandbox.phase = due_at(20)).await;
-    assert!(lab.store.due(19, MANY).await.unwrap().is_empty());
-    assert_eq!(lab.store.due(20, MANY).await.unwrap(), [(20, sandbox.id.clone())]);
+    assert!(lab.store.due(None, 19, MANY).await.unwrap().is_empty());
+    assert_eq!(lab.store.due(None, 20, MANY).await.unwrap(), [(20, sandbox.id.clone())]);
     lab.put_next(&mut sandbox, |sandbox| sandbox.phase = phase(PhaseName::Stopped)).await;
-    assert!(lab.store.due(u64::MAX, MANY).await.unwrap().is_empty());
+    assert!(lab.store.due(None, u64::MAX, MANY).await.unwrap().is_empty());
     assert_eq!(lab.store.next_due_ms().await.unwrap(), None);
 }
 

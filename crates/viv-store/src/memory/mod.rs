@@ -246,8 +246,13 @@ impl Store for MemoryStore {
         self.call("count", |state| Ok(state.count(project)))
     }
 
-    async fn due(&self, until_ms: u64, limit: usize) -> Result<Vec<(u64, SandboxId)>> {
-        self.call("due", |state| Ok(state.due(until_ms, limit)))
+    async fn due(
+        &self,
+        after: Option<&(u64, SandboxId)>,
+        until_ms: u64,
+        limit: usize,
+    ) -> Result<Vec<(u64, SandboxId)>> {
+        self.call("due", |state| Ok(state.due(after, until_ms, limit)))
     }
 
     async fn next_due_ms(&self) -> Result<Option<u64>> {

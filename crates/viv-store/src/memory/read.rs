@@ -48,9 +48,10 @@ impl State {
         counts
     }
 
-    pub(super) fn due(&self, until_ms: u64, limit: usize) -> Vec<(u64, SandboxId)> {
+    pub(super) fn due(&self, after: Option<&(u64, SandboxId)>, until_ms: u64, limit: usize) -> Vec<(u64, SandboxId)> {
         let times = self.sandboxes.values().filter_map(|found| Some((found.due_at_ms()?, found.id.clone())));
-        let mut due: Vec<_> = times.filter(|(at_ms, _)| *at_ms <= until_ms).collect();
+        let is_asked_for = |found: &(u64, SandboxId)| found.0 <= until_ms && after.is_none_or(|after| found > after);
+        let mut due: Vec<_> = times.filter(is_asked_for).collect();
         due.sort();
         due.truncate(limit);
         due

@@ -266,8 +266,14 @@ impl Store for SqliteStore {
         self.readers.call(move |db| read::count(db, project.as_ref())).await
     }
 
-    async fn due(&self, until_ms: u64, limit: usize) -> Result<Vec<(u64, SandboxId)>> {
-        self.readers.call(move |db| read::due(db, until_ms, limit)).await
+    async fn due(
+        &self,
+        after: Option<&(u64, SandboxId)>,
+        until_ms: u64,
+        limit: usize,
+    ) -> Result<Vec<(u64, SandboxId)>> {
+        let after = after.cloned();
+        self.readers.call(move |db| read::due(db, after.as_ref(), until_ms, limit)).await
     }
 
     async fn next_due_ms(&self) -> Result<Option<u64>> {

@@ -94,11 +94,19 @@ pub(super) fn claims(db: &Connection, but: &SandboxId) -> Result<Vec<(String, Re
     rows.into_iter().map(|(project, text)| Ok((project, limits(text)?))).collect()
 }
 
-pub(super) fn due(db: &Connection, until_ms: u64, limit: usize) -> Result<Vec<(u64, SandboxId)>> {
+pub(super) fn due(
+    db: &Connection,
+    after: Option<&(u64, SandboxId)>,
+    until_ms: u64,
+    limit: usize,
+) -> Result<Vec<(u64, SandboxId)>> {
     let due = "SELECT due_at, id FROM sandboxes INDEXED BY sandboxes_due
-               WHERE due_at IS NOT NULL AND due_at <= ?1 ORDER BY due_at, id LIMIT ?2";
+               WHERE due_at IS NOT NULL AND (due_at, id) > (?1, ?2) AND due_at <= ?3 ORDER BY due_at, id LIMIT ?4";
     let mut statement = db.prepare_cached(due)?;
-    let rows = statement.query_map([int(until_ms), int(limit as u64)], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    // No time is before the first one, and no id is empty.
+    let (after_ms, after) = after.map_or((-1, ""), |(at_ms, id)| (int(*at_ms), id.as_str()));
+    let values = (after_ms, after, int(until_ms), int(limit as u64));
+    let rows = statement.query_map(values, |row| Ok((row.get(0)?, row.get(1)?)))?;
     let rows: Vec<(u64, String)> = rows.collect::<rusqlite::Result<_>>()?;
     rows.into_iter().map(|(at_ms, found)| Ok((at_ms, id(&found)?))).collect()
 }

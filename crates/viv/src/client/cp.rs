@@ -183,7 +183,7 @@ fn download(handle: &SandboxHandle<'_>, from: &Path, to: &LocalPath) -> anyhow::
             // In a file beside it first: half a file must not stand where a whole one did.
             let folder = to.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(LocalPath::new("."));
             let draft = folder.join(format!(".viv-cp-{}", std::process::id()));
-            let mut file = File::create_new(&draft).map_err(|error| local(&draft, &error))?;
+            let mut file = File::create_new(&draft).map_err(|error| local(folder, &error))?;
             let done = read_to(handle, from, &mut file).and_then(|bytes| {
                 // Without bits that would lend our rights to others.
                 file.set_permissions(fs::Permissions::from_mode(stat.mode.bits() & 0o777))?;

@@ -6,7 +6,7 @@ use viv_api::bound::{LifetimeMs, SandboxRef};
 use viv_api::sandbox::ExtendSandbox;
 
 use super::Daemon;
-use super::new::wrong;
+use super::new::wrong_span;
 use crate::text::{parse_span, span};
 
 #[derive(clap::Args)]
@@ -22,7 +22,7 @@ pub(crate) struct Args {
 }
 
 pub(super) fn run(args: &Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
-    let ms = LifetimeMs::new(args.span).map_err(wrong)?;
+    let ms = LifetimeMs::new(args.span).map_err(wrong_span)?;
     let change = if args.exactly { ExtendSandbox::ExactlyMs(ms) } else { ExtendSandbox::AtLeastMs(ms) };
     let deadline = daemon.sandbox(&args.sandbox).extend(change)?;
     daemon.answer(&deadline, || format!("ends in {}", span(deadline.remaining_ms)))

@@ -7,7 +7,7 @@ use viv_api::bound::{Cursor, KeyId, KeyLifetimeMs, KeyName, ProjectName};
 use viv_api::key::{CreateKey, Key, Scope};
 use viv_api::query::PageQuery;
 
-use super::new::wrong;
+use super::new::{wrong, wrong_span};
 use super::table::{NONE, Table, age, until};
 use super::{Daemon, now_ms, print, print_json, width};
 use crate::text::parse_span;
@@ -66,7 +66,7 @@ pub(super) fn run(args: Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
                     ScopeArg::ReadOnly => Scope::ReadOnly,
                 },
                 project: project.map_or_else(configured, |project| Ok(Some(project))).map_err(wrong)?,
-                lifetime_ms: lifetime.map(KeyLifetimeMs::new).transpose().map_err(wrong)?,
+                lifetime_ms: lifetime.map(KeyLifetimeMs::new).transpose().map_err(wrong_span)?,
             };
             let created = daemon.client.create_key(&request)?;
             if !daemon.json {

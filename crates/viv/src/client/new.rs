@@ -16,7 +16,7 @@ use super::progress::Waiting;
 use super::{Daemon, spec};
 use crate::fail::{FAILED, Failure};
 use crate::local::limits::LimitArgs;
-use crate::text::parse_span;
+use crate::text::{parse_span, span};
 
 /// How long making a sandbox is waited for, unless it is said: far longer than it takes.
 const WAIT_MS: u64 = 60_000;
@@ -95,12 +95,12 @@ impl NewArgs {
         let labels: BTreeMap<_, _> = self.label.into_iter().map(|label| (label.key, label.value)).collect();
         let policy = CreatePolicy {
             persistent,
-            lifetime_ms: self.lifetime.map(LifetimeMs::new).transpose().map_err(wrong)?,
-            idle_ms: self.idle.map(IdleMs::new).transpose().map_err(wrong)?,
-            hibernate_ms: self.hibernate.map(IdleMs::new).transpose().map_err(wrong)?,
+            lifetime_ms: self.lifetime.map(LifetimeMs::new).transpose().map_err(wrong_span)?,
+            idle_ms: self.idle.map(IdleMs::new).transpose().map_err(wrong_span)?,
+            hibernate_ms: self.hibernate.map(IdleMs::new).transpose().map_err(wrong_span)?,
             hibernate: self.keep_memory.then_some(Hibernate::Memory),
             snapshots_max: self.snapshots_max,
-            snapshots_age_ms: self.snapshots_age.map(SnapshotsAgeMs::new).transpose().map_err(wrong)?,
+            snapshots_age_ms: self.snapshots_age.map(SnapshotsAgeMs::new).transpose().map_err(wrong_span)?,
         };
         let file = self.spec.as_deref().map(spec::read).transpose()?;
         // What is not said must not go over what a file says.
@@ -152,6 +152,14 @@ impl NewArgs {
 #[expect(clippy::needless_pass_by_value, reason = "this is what map_err calls")]
 pub(crate) fn wrong(error: BoundError) -> Failure {
     Failure::usage(error.to_string())
+}
+
+/// The same for a span of time, which is bounded in milliseconds and was written otherwise.
+pub(crate) fn wrong_span(error: BoundError) -> Failure {
+    let BoundError::Range { what, min, max } = error else { return wrong(error) };
+    let what = what.strip_suffix(" in milliseconds").unwrap_or(what);
+    Failure::usage(format!("{what} must be from {} to {}", span(min), span(max)))
+        .hint("write it like 90s, 5m, 1h30m or 2d")
 }
 
 /// Variables: `NAME=VALUE`, or `NAME` for the value that it has here, which keeps it out of the list of processes.
