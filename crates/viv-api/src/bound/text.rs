@@ -32,8 +32,8 @@ macro_rules! text {
                 let text = text.into();
                 let len = text.chars().count();
                 let check: fn(&str) -> bool = $check;
-                // Whoever gives a name where an id is wanted is told what one looks like, and not how long it is.
-                if len > 0 && !check(&text) {
+                // Whoever gives a short name where an id is wanted is told what one looks like, and not how long it is.
+                if (1..Self::MIN).contains(&len) && !check(&text) {
                     return Err(BoundError::Shape { what: $what, rule: $rule });
                 }
                 if !(Self::MIN..=Self::MAX).contains(&len) {
