@@ -33,7 +33,8 @@ macro_rules! text {
                 let len = text.chars().count();
                 let check: fn(&str) -> bool = $check;
                 // Whoever gives a short name where an id is wanted is told what one looks like, and not how long it is.
-                if (1..Self::MIN).contains(&len) && !check(&text) {
+                let min = Self::MIN;
+                if len > 0 && len < min && !check(&text) {
                     return Err(BoundError::Shape { what: $what, rule: $rule });
                 }
                 if !(Self::MIN..=Self::MAX).contains(&len) {
