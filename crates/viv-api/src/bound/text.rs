@@ -32,8 +32,9 @@ macro_rules! text {
                 let text = text.into();
                 let len = text.chars().count();
                 let check: fn(&str) -> bool = $check;
-                // Whoever gives a name where an id is wanted is told what one looks like, and not how long it is.
-                if len > 0 && !check(&text) {
+                // Whoever gives a short name where an id is wanted is told what one looks like, and not how long it is.
+                let min = Self::MIN;
+                if len > 0 && len < min && !check(&text) {
                     return Err(BoundError::Shape { what: $what, rule: $rule });
                 }
                 if !(Self::MIN..=Self::MAX).contains(&len) {
