@@ -352,6 +352,13 @@ mod tests {
             assert!(check_services(std::slice::from_ref(&service)).is_err(), "{service:?}");
         }
         assert!(check_services(&[web(), web()]).is_err(), "names tell them apart");
+        let many = |count: usize| -> Vec<ServiceSpec> {
+            (0..count).map(|n| ServiceSpec { name: format!("web-{n}").parse().unwrap(), ..web() }).collect()
+        };
+        assert_eq!(check_services(&many(SERVICES_MAX)), Ok(()));
+        for more in [1, 2] {
+            assert!(check_services(&many(SERVICES_MAX + more)).is_err());
+        }
     }
 
     #[test]

@@ -237,6 +237,7 @@ mod tests {
         assert_eq!(ids(&two, 10_000), [0, 1, 1_000, 3_000]);
         let young = Policy { snapshots_age_ms: Some(4_000), ..keep_all };
         assert_eq!(ids(&young, 9_000), [0, 1, 1_000, 3_000, 4_000]);
+        assert_eq!(ids(&young, 8_000), [0, 1, 1_000, 3_000], "as old as may be is not too old");
         rows[6].state = SnapshotState::Saving;
         assert!(
             !surplus(&rows, &young, 9_000).iter().any(|row| row.id == rows[3].id),

@@ -7,7 +7,7 @@ pub fn parse_span(text: &str) -> Option<u64> {
     }
     let (mut rest, mut total_ms) = (text, 0_u64);
     while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit()).filter(|&end| end > 0)?;
+        let digits = rest.find(|c: char| !c.is_ascii_digit())?;
         let (number, after) = rest.split_at(digits);
         let unit = after.find(|c: char| c.is_ascii_digit()).unwrap_or(after.len());
         let (unit, after) = after.split_at(unit);

@@ -219,8 +219,14 @@ mod tests {
         for attempt in 1..4 {
             letter = letter.failed("down".to_owned(), 5, 0, &patience);
             assert_eq!((letter.attempts, letter.dead_at_ms), (attempt, None));
+            assert_eq!(letter.next_at_ms, 5 + patience.pause_ms(attempt, 0));
+            assert_eq!(letter.why.as_deref(), Some("down"));
         }
         assert_eq!(letter.failed("down".to_owned(), 6, 0, &patience).dead_at_ms, Some(6));
+        // Who receives it tells by this whether it had it before.
+        let (one, other) = (WebhookId::from_bytes([1; 16]), WebhookId::from_bytes([2; 16]));
+        assert_eq!(letter.id(&one), Letter::new(7, None, 0).id(&one));
+        assert!(letter.id(&one) != letter.id(&other) && letter.id(&one) != Letter::new(8, None, 0).id(&one));
         let old = Letter::new(8, None, 0).failed("down".to_owned(), 1_000, 0, &patience);
         assert_eq!((old.attempts, old.dead_at_ms), (1, Some(1_000)));
     }

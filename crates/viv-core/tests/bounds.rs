@@ -4,9 +4,13 @@
 use std::collections::BTreeMap;
 
 use viv_core::hook::{Hook, HookAction, HookPoint, OnFailure, Secret};
+use viv_core::limits::ResourceLimits;
+use viv_core::schedule::MAKE_UP_SPAN_MS;
 use viv_core::service::{Nudge, Readiness, Restart, RestartPolicy, ServiceSpec};
 use viv_core::span::parse_span;
 use viv_core::spec::{Hibernate, LIFETIME_MS_MAX, PAIRS_MAX, PORTS_MAX, Policy, Project, SandboxSpec, TEXT_BYTES_MAX};
+use viv_core::subscription::ROTATION_MS_DEFAULT;
+use viv_core::task::TaskLimits;
 
 fn policy() -> Policy {
     Policy::default_for(None)
@@ -25,6 +29,47 @@ fn l5_times_of_a_policy_are_at_least_a_second() {
         (Policy { snapshots_age_ms: Some(1_000), ..policy() }, Policy { snapshots_age_ms: Some(999), ..policy() }),
         (Policy { snapshots_max: Some(1), ..policy() }, Policy { snapshots_max: Some(0), ..policy() }),
         (Policy { lifetime_ms: LIFETIME_MS_MAX, ..policy() }, Policy { lifetime_ms: LIFETIME_MS_MAX + 1, ..policy() }),
+    ] {
+        assert!(least.check().is_ok(), "{least:?}");
+        assert!(less.check().is_err(), "{less:?}");
+    }
+}
+
+/// Pages, help and messages say these times in words.
+#[test]
+fn what_is_not_said_is_as_long_as_people_are_told() {
+    let Policy { lifetime_ms, idle_ms, hibernate_ms, .. } = policy();
+    let TaskLimits { inactivity_ms, total_ms, .. } = TaskLimits::default();
+    for (ms, told) in [
+        (Some(lifetime_ms), "1h"),
+        (Some(LIFETIME_MS_MAX), "30d"),
+        (Some(idle_ms), "15m"),
+        (Some(hibernate_ms), "15m"),
+        (inactivity_ms, "60s"),
+        (total_ms, "5m"),
+        (Some(MAKE_UP_SPAN_MS), "1d"),
+        (Some(ROTATION_MS_DEFAULT), "24h"),
+    ] {
+        assert_eq!(ms, parse_span(told), "{told}");
+    }
+}
+
+#[test]
+fn limits_are_large_enough_to_live_with() {
+    let none = ResourceLimits::default;
+    for (least, less) in [
+        (
+            ResourceLimits { memory_bytes: Some(16_777_216), ..none() },
+            ResourceLimits { memory_bytes: Some(16_777_215), ..none() },
+        ),
+        (
+            ResourceLimits { io_read_bps: Some(1_048_576), ..none() },
+            ResourceLimits { io_read_bps: Some(1_048_575), ..none() },
+        ),
+        (
+            ResourceLimits { io_write_bps: Some(1_048_576), ..none() },
+            ResourceLimits { io_write_bps: Some(1_048_575), ..none() },
+        ),
     ] {
         assert!(least.check().is_ok(), "{least:?}");
         assert!(less.check().is_err(), "{less:?}");

@@ -5,10 +5,13 @@ use viv_core::capability::{Capabilities, Capability};
 use viv_core::exec::{ExecSpec, ExecState, ExecStatus};
 use viv_core::execution::{Execution, Place, Queued, START_UNKNOWN, Stage};
 use viv_core::hook::{HookPoint, Secret};
+use viv_core::inside::InsideVerb;
 use viv_core::lifecycle::Actor;
 use viv_core::limits::ResourceLimits;
 use viv_core::schedule::{RunOutcome, SkipReason};
-use viv_core::spec::Project;
+use viv_core::snapshot::SnapshotKind;
+use viv_core::spec::{Name, Project};
+use viv_core::task::{EffectOutcome, TaskCause, TaskState};
 use viv_core::{EndCause, FencingToken, Generation, OwnerMark, SandboxId};
 
 #[test]
@@ -44,6 +47,9 @@ fn words_are_those_of_the_wire() {
     for why in [SkipReason::Held, SkipReason::Overlap, SkipReason::Missed, SkipReason::Draining] {
         assert_eq!(serde_json::to_value(why).unwrap(), why.as_str());
     }
+    for kind in [SnapshotKind::Auto, SnapshotKind::Manual, SnapshotKind::Fork, SnapshotKind::Imported] {
+        assert_eq!(serde_json::to_value(kind).unwrap(), kind.as_str());
+    }
     for cause in [EndCause::Destroyed, EndCause::Expired, EndCause::Saved, EndCause::OomKilled, EndCause::Rebooted] {
         assert_eq!(cause.to_string(), cause.code());
         assert_eq!(serde_json::to_value(&cause).unwrap()["cause"], cause.code());
@@ -53,6 +59,53 @@ fn words_are_those_of_the_wire() {
     assert_eq!("mine".parse::<OwnerMark>().unwrap().as_str(), "mine");
     let refused = "sbx_!".parse::<SandboxId>().unwrap_err();
     assert!(refused.to_string().contains("sbx_!"), "{refused}");
+}
+
+#[test]
+fn k1_words_of_a_task_are_those_of_the_wire() {
+    for state in TaskState::ALL {
+        assert_eq!(serde_json::to_value(state).unwrap(), state.as_str());
+    }
+    let causes = [
+        TaskCause::Done,
+        TaskCause::Exited,
+        TaskCause::Signalled,
+        TaskCause::OomKilled,
+        TaskCause::NotStarted,
+        TaskCause::Cancelled,
+        TaskCause::NotPrepared,
+        TaskCause::UserStop,
+        TaskCause::TotalLimit,
+        TaskCause::StepTimeLimit,
+        TaskCause::Inactivity,
+        TaskCause::Reports,
+        TaskCause::SandboxLost,
+    ];
+    for cause in causes {
+        assert_eq!(serde_json::to_value(cause).unwrap(), cause.as_str());
+    }
+    let failed = EffectOutcome::Failed { what: "no".to_owned() };
+    for outcome in [EffectOutcome::InFlight, EffectOutcome::Done, failed, EffectOutcome::Unknown] {
+        assert_eq!(serde_json::to_value(&outcome).unwrap()["outcome"], outcome.as_str());
+    }
+}
+
+/// Agent and host are programs of their own: what the one says the other has to hear.
+#[test]
+fn what_is_said_inside_is_heard_and_of_it_schedules_mean_something_outside_too() {
+    for (word, verb, outside) in
+        [("schedule", InsideVerb::Schedule, true), ("step", InsideVerb::Step, false), ("gate", InsideVerb::Gate, false)]
+    {
+        assert_eq!((verb.as_str(), InsideVerb::of(word), verb.is_outside()), (word, Some(verb), outside));
+    }
+    assert_eq!((InsideVerb::of("xyzzy"), InsideVerb::of("")), (None, None));
+}
+
+#[test]
+fn what_is_no_name_is_told_and_not_all_of_it_when_it_is_long() {
+    let refused = |text: &str| text.parse::<Name>().unwrap_err().to_string();
+    assert_eq!(refused("A b"), r#""A b" is no name for a sandbox"#);
+    assert_eq!(refused(&"x".repeat(9_000)), format!("{:?} is no name for a sandbox", "x".repeat(64)));
 }
 
 #[test]
@@ -171,6 +224,11 @@ fn x1_what_is_learnt_is_the_newest_and_what_was_asked_is_kept() {
         ["other"],
         "what says nothing about it is not taken for it"
     );
+    // Of two who know the same, the later one is believed.
+    let moved = Execution { cwd: Some("/there".to_owned()), ..known.clone() };
+    assert_eq!(known.learn(&moved).expect("it runs").cwd.as_deref(), Some("/there"));
+    let unnamed = Execution { argv: Vec::new(), ..found.clone() };
+    assert_eq!(unnamed.learn(&found).expect("it runs").argv, ["other"]);
 }
 
 #[test]
@@ -183,6 +241,7 @@ fn x1_what_waits_may_run_once_it_is_being_started() {
     let mut over = begun;
     over.end(ExecState::Exited { code: 0 }, 50, false);
     assert_eq!((over.ended_at_ms(), over.status().unwrap().pid, over.is_open()), (Some(50), None, false));
+    assert_eq!(over.status().unwrap().ended_at_ms, Some(50), "its status says so by itself");
     // One that nobody told the time of ended when it was learnt.
     let untold = row(1, started(ExecState::Exited { code: 0 }, false));
     assert_eq!(untold.ended_at_ms(), Some(untold.learnt_at_ms));

@@ -88,6 +88,51 @@ fn k5_after_a_stop_nothing_is_granted() {
 }
 
 #[test]
+fn k2_after_a_stop_nothing_is_started() {
+    let entered = TaskEvent::Entered { generation: Generation(1), came: Came::Made };
+    let preparing = after(&after(&task(1), &TaskEvent::TakenUp), &entered);
+    let between = after(&running(2), &exited(0, 0));
+    for (task, step_to) in [(preparing, None), (between, Some(1))] {
+        let starting = TaskEvent::Starting { step: step_to };
+        assert_eq!(after(&task, &starting).executions.len(), task.executions.len() + 1);
+        assert_eq!(step(&after(&task, &stop()), &starting, 10), TaskStepped::Ignored, "{starting:?}");
+    }
+}
+
+#[test]
+fn k1_a_sandbox_is_held_by_who_has_begun_and_has_not_ended() {
+    for state in TaskState::ALL {
+        let one = Task { state, ..task(1) };
+        assert_eq!(one.is_at_work(), state != TaskState::Queued && !state.is_final(), "{state:?}");
+    }
+}
+
+#[test]
+fn k6_each_sandbox_that_takes_the_place_of_the_last_is_another() {
+    let preparing = after(&task(1), &TaskEvent::TakenUp);
+    let moved = after(&preparing, &TaskEvent::Moved { to: preparing.next_sandbox() });
+    assert_eq!(moved.sandbox, preparing.next_sandbox());
+    let all = [&preparing.sandbox, &moved.sandbox, &moved.next_sandbox()];
+    assert!(all[0] != all[1] && all[1] != all[2] && all[0] != all[2], "{all:?}");
+}
+
+#[test]
+fn k1_a_step_knows_its_task_and_begins_where_its_source_is() {
+    let source = GitSource { url: "/repo".to_owned(), reference: None, path: "/src".to_owned() };
+    let mut task = Task { source: Some(source), ..running(2) };
+    task.steps[1].cwd = Some("/elsewhere".to_owned());
+    let first = task.command(0).unwrap();
+    assert_eq!((&first.argv, first.cwd.as_deref()), (&task.steps[0].argv, Some("/src")));
+    let told = |name: &str| first.env.get(name).map(String::as_str);
+    assert_eq!((told("VIV_TASK"), told("VIV_TASK_RUN")), (Some(task.id.as_str()), Some("1")));
+    assert_eq!((told("VIV_TASK_SESSION"), told("TOKEN")), (None, None), "what is granted is not in it (K5)");
+    assert_eq!(task.command(1).unwrap().cwd.as_deref(), Some("/elsewhere"));
+    assert_eq!(task.command(2), None);
+    task.session = Some("thread-7".to_owned());
+    assert_eq!(task.command(0).unwrap().env.get("VIV_TASK_SESSION").map(String::as_str), Some("thread-7"));
+}
+
+#[test]
 fn k5_a_stop_that_finds_an_effect_in_flight_says_so_and_waits_for_it() {
     let committing = after(&running(1), &ask(1, "push"));
     assert_eq!(committing.state, TaskState::Committing);
@@ -107,10 +152,11 @@ fn k2_what_was_killed_is_told_with_how_it_ended() {
     let first = after(&running(2), &exited(0, 0));
     let second = after(&first, &TaskEvent::Starting { step: Some(1) });
     let ids: Vec<ExecutionId> = second.executions.iter().map(|one| one.id.clone()).collect();
-    let ended = ids.iter().map(|id| (id.clone(), ExecState::Cancelled)).collect();
+    let by_signal = ExecState::Signalled { signal: 9 };
+    let ended = ids.into_iter().zip([ExecState::Cancelled, by_signal.clone()]).collect();
     let killed = after(&after(&second, &stop()), &TaskEvent::Killed { ended });
     let told: Vec<_> = killed.executions.iter().map(|one| one.ended.clone()).collect();
-    assert_eq!(told, [Some(ExecState::Exited { code: 0 }), Some(ExecState::Cancelled)], "what ended before stays so");
+    assert_eq!(told, [Some(ExecState::Exited { code: 0 }), Some(by_signal)], "what ended before stays so");
     let unseen = after(&after(&second, &stop()), &TaskEvent::Killed { ended: Vec::new() });
     assert_eq!(unseen.executions[1].ended, None);
 }

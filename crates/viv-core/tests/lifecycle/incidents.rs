@@ -3,7 +3,7 @@
 
 use viv_core::lifecycle::{
     Actor, Cause, Denial, Desired, Effect, EntryKind, Event, Failure, FailureKind, Finding, FreezeStep, HibernateStep,
-    Ignored, Outcome, Phase, PhaseName, RestAt, Sandbox, Seen, Stepped, outstanding,
+    Ignored, KeepAwake, Outcome, Phase, PhaseName, RestAt, Sandbox, Seen, Stepped, outstanding,
 };
 use viv_core::{EndCause, Generation, SnapshotId};
 
@@ -367,6 +367,13 @@ fn l17_who_was_woken_by_a_schedule_goes_back_unless_somebody_else_used_it() {
     for (sandbox, used_at_ms) in [(&used, 0), (&woken, NOW_MS + 500)] {
         let stays = step_at(sandbox, &rest(RestAt::Hibernated, used_at_ms), NOW_MS + 1_000);
         assert_eq!(stays, Stepped::Ignored(Ignored::NotIdle));
+    }
+    // So does what keeps it awake, until that is over (L7).
+    for (until_ms, stays) in [(NOW_MS + 1_001, true), (NOW_MS + 1_000, false), (NOW_MS + 999, false)] {
+        let mut held = woken.clone();
+        held.keep_awake.insert("thinking".to_owned(), KeepAwake { reason: String::new(), until_ms });
+        let answer = step_at(&held, &rest(RestAt::Hibernated, 0), NOW_MS + 1_000);
+        assert_eq!(answer == Stepped::Ignored(Ignored::NotIdle), stays, "{until_ms}: {answer:?}");
     }
     // A stop by a user stands, and no schedule undoes it (L9).
     let stopped = after(&woken, &stop(), NOW_MS + 900);

@@ -1,13 +1,15 @@
 //! The ladder of idling, the verbs that put to rest, saves that fail, and what is sealed before it is replaced.
 
+use std::collections::BTreeMap;
+
 use viv_core::lifecycle::{
-    Cause, Denial, Desired, Effect, EntryKind, Event, Failure, FailureKind, Finding, Ignored, KeepAwake, Outcome,
-    Phase, PhaseName, ResumeStep, Sandbox, Seen, Stepped, outstanding,
+    Actor, Cause, Denial, Desired, Effect, EntryKind, Event, Failure, FailureKind, Finding, Ignored, KeepAwake, Moment,
+    NewSandbox, Outcome, Phase, PhaseName, ResumeStep, Sandbox, Seen, Stepped, Timings, outstanding,
 };
 use viv_core::{EndCause, Generation};
 
 use crate::setup::{
-    NOW_MS, after, created, delete, done, enter, evidence, hibernated, made, ready, seen, step_at, stop, user,
+    NOW_MS, after, created, delete, done, enter, evidence, hibernated, made, ready, seen, step_at, stop, user, wanted,
 };
 
 const IDLE: Event = Event::Idle { freezes: true };
@@ -304,4 +306,86 @@ fn t4_l10_what_was_sealed_is_tried_again_in_bounds_and_never_passed_over_for_som
     let cleared = after(&failed, &done(&failed, Outcome::Cleared), NOW_MS);
     let again = after(&cleared, &enter(EntryKind::Ensure), NOW_MS);
     assert!(matches!(again.phase, Phase::Resuming { snapshot, .. } if snapshot == seal));
+}
+
+#[test]
+fn t4_what_was_saved_and_does_not_come_up_is_made_from_it_once_more_after_a_pause() {
+    let asleep = hibernated();
+    let resuming = after(&asleep, &enter(EntryKind::Ensure), NOW_MS);
+    let again = found_bad(after(&resuming, &done(&resuming, made()), NOW_MS));
+    let Phase::Resuming { snapshot, step: ResumeStep::Clear, work, .. } = &again.phase else { panic!("{again:?}") };
+    assert_eq!((Some(snapshot), &again.cause.cause), (asleep.saved.as_ref(), &Cause::ProbeFailed));
+    let found_ms = NOW_MS + 10_000;
+    assert!((found_ms + 100..=found_ms + 200).contains(&work.retry_at_ms), "{work:?}");
+    let making = after(&again, &done(&again, Outcome::Cleared), NOW_MS);
+    let failed = found_bad(after(&making, &done(&making, made()), NOW_MS));
+    assert_eq!((failed.phase.name(), &failed.saved), (PhaseName::Failed, &asleep.saved));
+    // Who asks is not made to wait.
+    let cleared = after(&failed, &done(&failed, Outcome::Cleared), NOW_MS);
+    let anew = after(&cleared, &enter(EntryKind::Ensure), NOW_MS);
+    assert_eq!(anew.phase.work().expect("it is to be cleared").retry_at_ms, 0);
+}
+
+#[test]
+fn l9_stopped_before_another_was_made_it_is_lost_or_failed_as_it_was_before() {
+    let stopped = |clearing: &Sandbox| {
+        assert_eq!((clearing.phase.name(), effect(clearing).code()), (PhaseName::Provisioning, "clear"));
+        let told = after(clearing, &stop(), NOW_MS);
+        let next = after(&told, &done(&told, Outcome::Cleared), NOW_MS);
+        assert_eq!((&next.cause.cause, &next.cause.by), (&Cause::UserStop, &user()));
+        assert_eq!(next.cause.message.as_deref(), Some("stopped before another instance was made"));
+        next.phase.name()
+    };
+    let worked = after(&ready(true), &Event::Reset { by: user() }, NOW_MS);
+    assert_eq!(stopped(&worked), PhaseName::Lost);
+    let never = after(&created(true), &done(&created(true), failed(FailureKind::Failed)), NOW_MS);
+    assert_eq!(stopped(&never), PhaseName::Failed);
+}
+
+#[test]
+fn t10_what_was_to_rest_and_comes_back_rests_for_the_same_cause() {
+    let one = ready(true);
+    for (event, cause, part) in [
+        (seen(&one, Seen::Ended(EndCause::Expired), NOW_MS), Cause::Expired, "expiry"),
+        (Event::Drain { by: Actor::part("drain") }, Cause::Drained, "engine"),
+    ] {
+        let saving = after(&one, &event, NOW_MS);
+        let away = after(&saving, &seen(&saving, Seen::Absent, NOW_MS), NOW_MS);
+        assert_eq!((&away.phase, away.desired), (&Phase::Lost, Desired::Hibernated));
+        let back = after(&away, &seen(&away, Seen::Running, NOW_MS), NOW_MS);
+        assert_eq!(back.phase.name(), PhaseName::Hibernating);
+        assert_eq!((back.cause.cause, back.cause.by), (cause, Actor::part(part)));
+    }
+}
+
+#[test]
+fn j7_many_that_fail_at_once_are_not_tried_again_at_once() {
+    let timings = Timings::default();
+    let at = Moment { now_ms: NOW_MS, timings: &timings, no_memory: None };
+    let mut waits: BTreeMap<u64, usize> = BTreeMap::new();
+    for number in 0..200 {
+        let id = format!("sbx_{number}").parse().expect("an id");
+        let one = Sandbox::create(NewSandbox { id, ..wanted(true) }, at);
+        let retrying = after(&one, &done(&one, failed(FailureKind::Unknown)), NOW_MS);
+        *waits.entry(retrying.phase.work().expect("a try").retry_at_ms - NOW_MS).or_default() += 1;
+    }
+    assert!(waits.keys().all(|wait_ms| (100..=200).contains(wait_ms)), "{waits:?}");
+    assert!(waits.values().all(|together| *together <= 10), "{waits:?}");
+}
+
+#[test]
+fn t4_one_entry_leads_to_as_many_instances_as_are_allowed_and_no_more() {
+    let freezing = after(&ready(true), &freeze(), NOW_MS);
+    let frozen = after(&freezing, &done(&freezing, Outcome::Frozen), NOW_MS);
+    let thawing = after(&frozen, &enter(EntryKind::Ensure), NOW_MS);
+    // What worked is sealed, and made from that again; what was made so is made from it again.
+    let mut recovering = found_bad(after(&thawing, &done(&thawing, Outcome::Thawed), NOW_MS));
+    assert_eq!(effect(&recovering).code(), "save");
+    recovering = after(&recovering, &done(&recovering, Outcome::Saved), NOW_MS);
+    for _ in 0..Timings::default().rebuilds_max {
+        assert_eq!(effect(&recovering).code(), "clear");
+        let making = after(&recovering, &done(&recovering, Outcome::Cleared), NOW_MS);
+        recovering = found_bad(after(&making, &done(&making, made()), NOW_MS));
+    }
+    assert_eq!((recovering.phase.name(), recovering.generation), (PhaseName::Failed, Generation(3)));
 }

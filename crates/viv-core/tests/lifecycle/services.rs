@@ -2,8 +2,8 @@
 
 use viv_core::hook::{HookPoint, HookReport, OnFailure};
 use viv_core::lifecycle::{
-    Cause, Effect, EntryKind, Event, Evidence, Finding, Outcome, Phase, PhaseName, Sandbox, Seen, Status, Stepped,
-    outstanding, status,
+    Cause, Effect, EntryKind, Event, Evidence, Failure, FailureKind, Finding, Outcome, Phase, PhaseName, Sandbox, Seen,
+    Status, Stepped, outstanding, status,
 };
 use viv_core::service::{RESTARTS_FORGOTTEN_MS, RestartPolicy, ServiceFound};
 
@@ -103,6 +103,8 @@ fn l14_the_policy_says_what_is_started_again() {
         let next = after(&sandbox, &done(&sandbox, served(&sandbox, ended(failed), NOW_MS)), NOW_MS);
         assert_eq!(next.services[&web()].start, starts, "{policy:?}");
         assert_eq!(next.phase.name() == PhaseName::Failed, starts == 1);
+        let restarting = if starts == 1 { "" } else { "; restart 1 of 1" };
+        assert_eq!(next.cause.message, Some(format!("service web: exited with code 3{restarting}")));
     }
 }
 
@@ -162,7 +164,7 @@ fn x5_after_a_resume_services_are_new_executions_linked_to_the_old_and_nudged() 
     let sandbox = after(&sandbox, &done(&sandbox, made()), NOW_MS);
     let run = &sandbox.services[&web()];
     assert_eq!((run.generation, run.after.as_ref()), (sandbox.generation, Some(&old.execution)));
-    assert!(run.nudge && !old.nudge, "a first start is not nudged");
+    assert!(run.nudge && !starting(true).services[&web()].nudge, "a first start is not nudged");
     let sandbox = through(&sandbox, HookPoint::AfterResume);
     assert_eq!((sandbox.phase.clone(), sandbox.services[&web()].nudge), (Phase::Ready, false));
     // A thaw keeps the execution, and nudges it because it asked for that.
@@ -213,4 +215,57 @@ fn t7_a_service_that_comes_and_goes_has_no_more_time_than_a_verification() {
     }
     assert_eq!((sandbox.phase.clone(), sandbox.generation), (Phase::Lost, generation));
     assert!(sandbox.cause.message.is_some_and(|said| said.contains("service web")));
+}
+
+#[test]
+fn x5_who_did_not_ask_for_a_nudge_gets_none() {
+    let mut sandbox = ready(true);
+    sandbox.spec.services[0].nudge = None;
+    let sandbox = after(&sandbox, &stop(), NOW_MS);
+    let sandbox = after(&sandbox, &done(&sandbox, Outcome::Saved), NOW_MS);
+    let sandbox = after(&sandbox, &done(&sandbox, Outcome::Cleared), NOW_MS);
+    let sandbox = after(&sandbox, &enter(EntryKind::Ensure), NOW_MS);
+    let sandbox = after(&sandbox, &done(&sandbox, made()), NOW_MS);
+    assert!(!sandbox.services[&web()].nudge);
+}
+
+#[test]
+fn l14_the_pause_before_a_start_doubles() {
+    let mut sandbox = starting(false);
+    sandbox.spec.services[0].restart.times_max = 9;
+    for pause_ms in [500, 1_000, 2_000, 4_000] {
+        sandbox = after(&sandbox, &done(&sandbox, served(&sandbox, ended(true), NOW_MS)), NOW_MS);
+        let work = sandbox.phase.work().expect("it is started again");
+        assert_eq!((work.retry_at_ms, sandbox.services[&web()].since_ms), (NOW_MS + pause_ms, NOW_MS + pause_ms));
+    }
+}
+
+/// How long a service has to become ready is counted from `since_ms`.
+#[test]
+fn t2_services_have_their_time_from_when_they_are_looked_at_again() {
+    let sandbox = ready(true);
+    assert_eq!(sandbox.services[&web()].since_ms, NOW_MS);
+    let found_ms = NOW_MS + 60_000;
+    let event = Event::Probed { generation: sandbox.generation, evidence: unwell(found_ms) };
+    assert_eq!(after(&sandbox, &event, found_ms).services[&web()].since_ms, found_ms);
+    // While it is frozen nothing can become ready, so it counts from when it is thawed.
+    let idle_ms = NOW_MS + 900_000;
+    let frozen = after(&sandbox, &Event::Idle { freezes: true }, idle_ms);
+    let frozen = after(&frozen, &done(&frozen, Outcome::Frozen), idle_ms);
+    let thawing = after(&frozen, &enter(EntryKind::Ensure), idle_ms);
+    let thawed = after(&thawing, &done(&thawing, Outcome::Thawed), idle_ms + 7);
+    assert_eq!(thawed.services[&web()].since_ms, idle_ms + 7);
+}
+
+#[test]
+fn t2_each_step_of_a_verification_is_tried_anew_in_what_is_left_of_its_time() {
+    let serving = starting(false);
+    let silent = Outcome::Failed(Failure { kind: FailureKind::Unknown, what: "no answer".to_owned() });
+    let tried = after(&serving, &done(&serving, silent), NOW_MS);
+    let before = tried.phase.work().expect("it is tried again");
+    assert!(before.attempt == 2 && before.retry_at_ms > NOW_MS, "{before:?}");
+    let hooking = after(&tried, &done(&tried, served(&tried, ServiceFound::Ready, NOW_MS)), NOW_MS);
+    let work = hooking.phase.work().expect("the hook");
+    assert_eq!((work.attempt, work.retry_at_ms, work.deadline_at_ms), (1, 0, before.deadline_at_ms));
+    assert_ne!(work.operation, before.operation);
 }

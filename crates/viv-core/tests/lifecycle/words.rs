@@ -60,6 +60,19 @@ fn those_inside_are_heard_where_commands_run() {
 }
 
 #[test]
+fn t6_a_deadline_is_told_of_what_is_known_to_have_an_instance() {
+    let verifying = after(&created(true), &done(&created(true), made()), NOW_MS);
+    for lives in [&verifying, &ready(true)] {
+        assert_eq!(lives.lives_until_ms(), Some(NOW_MS + 3_600_000));
+    }
+    let saving = after(&ready(true), &stop(), NOW_MS);
+    let lost = Sandbox { phase: Phase::Lost, ..ready(true) };
+    for other in [created(true), saving, lost] {
+        assert_eq!(other.lives_until_ms(), None, "{:?}", other.phase);
+    }
+}
+
+#[test]
 fn an_end_is_told_by_the_words_for_it_alone() {
     let seen = |state: &str| Observed { state: state.to_owned(), via: "list".to_owned(), at_ms: 1 }.tells_of_an_end();
     assert!(seen("ended (exit 1)") && seen("ending") && Observed::absent(1).tells_of_an_end());

@@ -1,7 +1,7 @@
 //! What people ask for: that it runs, that it stops, that it is gone.
 
 use super::draft::{Draft, Verify};
-use super::{Denial, Happened, Ignored, Stepped};
+use super::{Denial, Happened, Ignored, Stepped, is_gone};
 use crate::lifecycle::cause::{Actor, Cause};
 use crate::lifecycle::phase::{Phase, VerifyStep};
 use crate::lifecycle::{Desired, Entry, EntryKind, Moment, Sandbox};
@@ -9,7 +9,7 @@ use crate::planted::{Planted, is_planted};
 
 /// Somebody wants it to run.
 pub(super) fn enter(sandbox: &Sandbox, kind: EntryKind, by: &Actor, at: Moment<'_>) -> Stepped {
-    if sandbox.deleted || sandbox.desired == Desired::Gone {
+    if is_gone(sandbox) {
         return Stepped::Denied(Denial::Gone);
     }
     if sandbox.held && !kind.is_explicit() && !is_planted(Planted::HeldForgotten) {

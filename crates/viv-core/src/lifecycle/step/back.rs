@@ -10,7 +10,7 @@
 //! transition that is under way has ended (L3).
 
 use super::draft::Draft;
-use super::{Denial, Happened, Ignored, Stepped};
+use super::{Denial, Happened, Ignored, Stepped, is_gone};
 use crate::id::SnapshotId;
 use crate::lifecycle::cause::{Actor, Cause};
 use crate::lifecycle::phase::{HibernateStep, Phase};
@@ -18,7 +18,7 @@ use crate::lifecycle::{Desired, Entry, EntryKind, Moment, Sandbox};
 
 /// Somebody wants it to go on from a snapshot.
 pub(super) fn rollback(sandbox: &Sandbox, snapshot: &SnapshotId, discard: bool, by: &Actor, at: Moment<'_>) -> Stepped {
-    if sandbox.deleted || sandbox.desired == Desired::Gone {
+    if is_gone(sandbox) {
         return Stepped::Denied(Denial::Gone);
     }
     let known = sandbox.rollback.as_ref() == Some(snapshot) && sandbox.entry.is_some();
@@ -47,7 +47,7 @@ pub(super) fn rollback(sandbox: &Sandbox, snapshot: &SnapshotId, discard: bool, 
 
 /// Somebody wants it to begin anew.
 pub(super) fn reset(sandbox: &Sandbox, by: &Actor, at: Moment<'_>) -> Stepped {
-    if sandbox.deleted || sandbox.desired == Desired::Gone {
+    if is_gone(sandbox) {
         return Stepped::Denied(Denial::Gone);
     }
     let known = sandbox.resetting && sandbox.entry.is_some();

@@ -14,7 +14,7 @@ pub use claim::claim;
 
 use super::event::Event;
 use super::phase::PhaseName;
-use super::{Moment, Sandbox};
+use super::{Desired, Moment, Sandbox};
 
 /// The answer to an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,6 +88,11 @@ pub enum Denial {
     Ephemeral,
     /// No save of it has failed.
     NoFailedSave,
+}
+
+/// Whether nothing is accepted any more but what finishes it (L9).
+fn is_gone(sandbox: &Sandbox) -> bool {
+    sandbox.deleted || sandbox.desired == Desired::Gone
 }
 
 /// What this event does to this record.

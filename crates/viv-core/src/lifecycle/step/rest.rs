@@ -1,17 +1,13 @@
 //! The way down to rest, by hand and by idling: frozen, then saved. And what becomes of a save that failed.
 
 use super::draft::Draft;
-use super::{Denial, Happened, Ignored, Stepped, asked};
+use super::{Denial, Happened, Ignored, Stepped, asked, is_gone};
 use crate::lifecycle::cause::{Actor, Cause};
 use crate::lifecycle::event::RestAt;
 use crate::lifecycle::phase::{FreezeStep, HibernateStep, Phase, PhaseName};
 use crate::lifecycle::{Desired, EntryKind, KeptFrozen, Moment, Sandbox};
 use crate::planted::{Planted, is_planted};
 use crate::spec::Hibernate;
-
-fn is_gone(sandbox: &Sandbox) -> bool {
-    sandbox.deleted || sandbox.desired == Desired::Gone
-}
 
 /// Somebody wants it to stand still. Only what works is frozen: what comes up does so first (L21).
 pub(super) fn freeze(sandbox: &Sandbox, by: &Actor, at: Moment<'_>) -> Stepped {

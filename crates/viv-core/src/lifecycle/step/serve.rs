@@ -40,10 +40,10 @@ impl Draft<'_> {
     pub(super) fn services_go_on(&mut self) {
         let before = std::mem::take(&mut self.next.services);
         self.begin_services(HookPoint::AfterResume);
-        let (generation, now_ms) = (self.next.generation, self.at.now_ms);
+        let generation = self.next.generation;
         for (name, run) in before {
             if let Some(new) = self.next.services.get_mut(&name).filter(|_| run.ended.is_none()) {
-                *new = ServiceRun { generation, since_ms: now_ms, nudge: new.nudge, ..run };
+                *new = ServiceRun { generation, nudge: new.nudge, ..run };
             }
         }
     }
