@@ -53,8 +53,11 @@ pub(crate) fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
             }
             all["capabilities"] = serde_json::to_value(provider.capabilities())?;
         }
+        if let Err(why) = &provider {
+            all["data_unusable"] = format!("{why:#}").into();
+        }
         writeln!(out, "{all:#}")?;
-        return provider.map(|_| ExitCode::SUCCESS);
+        return if daemon.is_ok() { Ok(ExitCode::SUCCESS) } else { provider.map(|_| ExitCode::SUCCESS) };
     }
     writeln!(out, "viv {}", env!("CARGO_PKG_VERSION"))?;
     for finding in &findings {
@@ -96,7 +99,14 @@ pub(crate) fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
         }
         Err(why) => writeln!(out, "the daemon was not asked: {why}")?,
     }
-    let provider = provider?;
+    let provider = match provider {
+        // The daemon has told what there is to tell; that nothing can be made by hand is no reason to fail.
+        Err(why) if daemon.is_ok() => {
+            writeln!(out, "sandboxes made by hand (`viv local`): {why:#}")?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        provider => provider?,
+    };
     let runtime = runtime(&provider)?;
     let kernel = match runtime.kernel {
         Kernel::Host => "the host's kernel",
@@ -128,8 +138,10 @@ fn full_disk(reserve: &DiskReserve) -> String {
         0 => "nothing is put aside now (it is while sandboxes run, where the disk allows it)".to_owned(),
         mib => format!("{mib} MiB are put aside for the others"),
     };
-    let mib = reserve.bytes >> 20;
-    format!("a full disk: below {mib} MiB{files} the sandbox that took most lately is ended (disk_full); {aside}")
+    let (mib, free_mib) = (reserve.bytes >> 20, reserve.free_bytes >> 20);
+    format!(
+        "a full disk: {free_mib} MiB are left; below {mib} MiB{files} the sandbox that took most lately is ended (disk_full); {aside}"
+    )
 }
 
 /// What the daemon says, or why it says nothing. That none runs is no finding about the machine.
