@@ -60,17 +60,7 @@ pub(crate) fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
         return if daemon.is_ok() { Ok(ExitCode::SUCCESS) } else { provider.map(|_| ExitCode::SUCCESS) };
     }
     writeln!(out, "viv {}", env!("CARGO_PKG_VERSION"))?;
-    for finding in &findings {
-        let state = match finding.state {
-            State::Ok => "ok  ",
-            State::Degraded => "less",
-            State::Missing => "no  ",
-        };
-        writeln!(out, "  {state} {}: {}", finding.what, finding.meaning)?;
-        if let Some(remedy) = &finding.remedy {
-            writeln!(out, "       to have it: {remedy}")?;
-        }
-    }
+    say_machine(&mut out, &findings)?;
     match &daemon {
         Ok(said) => {
             writeln!(out, "the daemon, on the {} provider", said.provider)?;
@@ -129,6 +119,22 @@ pub(crate) fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
         writeln!(out, "  no   {}: {why}", word(*capability))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What the machine has and lacks.
+fn say_machine(out: &mut impl Write, findings: &[machine::Finding]) -> io::Result<()> {
+    for finding in findings {
+        let state = match finding.state {
+            State::Ok => "ok  ",
+            State::Degraded => "less",
+            State::Missing => "no  ",
+        };
+        writeln!(out, "  {state} {}: {}", finding.what, finding.meaning)?;
+        if let Some(remedy) = &finding.remedy {
+            writeln!(out, "       to have it: {remedy}")?;
+        }
+    }
+    Ok(())
 }
 
 /// What happens when the disk that all share runs out.

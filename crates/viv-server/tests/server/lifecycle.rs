@@ -180,7 +180,7 @@ async fn lists_are_pages_and_find_by_label_status_and_name() {
         let labels = json!({"at": at.to_string(), "odd": (at % 2 == 1).to_string()});
         world.post("/v1/sandboxes", json!({"name": format!("n{at}"), "labels": labels})).await.is(201);
     }
-    let names = |answer: &serde_json::Value| -> Vec<String> {
+    let names = |answer: &Value| -> Vec<String> {
         answer["items"].as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap().to_owned()).collect()
     };
     let mut all = Vec::new();
@@ -292,7 +292,7 @@ async fn l18_each_quota_is_named_with_its_use_in_errors_and_figures_of_all_and_o
                 async |key: &str| world.whole(request(Method::GET, "/v1/stats", key, None)).await.is(200).json();
             let of = |quotas: &Value| {
                 let found = quotas.as_array().unwrap().iter().find(|quota| quota["name"] == name);
-                found.map(|quota| json!([quota["used"], quota["max"]])).unwrap_or_else(|| panic!("{name}: {quotas}"))
+                found.map_or_else(|| panic!("{name}: {quotas}"), |quota| json!([quota["used"], quota["max"]]))
             };
             let all = stats(&world.admin).await;
             let elsewhere = if name == "sandboxes" { json!(100) } else { json!(null) };

@@ -43,7 +43,8 @@ impl Reader {
             if let Some((piece, rest)) = self.text.split_once("\n\n") {
                 let field = |name: &str| piece.lines().find_map(|line| line.strip_prefix(name).map(str::to_owned));
                 let (id, kind, data) = (field("id: "), field("event: "), field("data: "));
-                self.text = rest.to_owned();
+                let rest = rest.to_owned();
+                self.text = rest;
                 let Some(data) = data else { continue };
                 let event: Value = serde_json::from_str(&data).unwrap();
                 assert_eq!((id, kind.as_deref()), (Some(event["seq"].to_string()), event["kind"].as_str()));

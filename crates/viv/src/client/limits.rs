@@ -45,9 +45,11 @@ pub(super) fn run(args: Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
                 if !args.restart {
                     return Err(of_its_next(refused, &handle.get()?));
                 }
-                restarted(&handle, &change, refused)?;
+                restarted(&handle, &change, &refused)?;
             }
-            set => drop(set?),
+            set => {
+                set?;
+            }
         }
     }
     let resources = handle.resources()?;
@@ -64,7 +66,7 @@ fn of_its_next(refused: ClientError, sandbox: &Sandbox) -> anyhow::Error {
 }
 
 /// Saves it, changes what it will go on with, and has it go on, also with what it had if that is refused.
-fn restarted(handle: &SandboxHandle<'_>, change: &Limits, refused: ClientError) -> anyhow::Result<()> {
+fn restarted(handle: &SandboxHandle<'_>, change: &Limits, refused: &ClientError) -> anyhow::Result<()> {
     let sandbox = handle.get()?;
     if !sandbox.policy.persistent {
         let message = format!("{refused}; and nothing of {} would be saved", sandbox.id);
