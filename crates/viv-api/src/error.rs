@@ -350,7 +350,11 @@ impl ApiError {
     /// A quota that is used up (L18).
     pub fn quota_exceeded(quota: impl Into<String>, limit: u64, used: u64) -> Self {
         let quota = quota.into();
-        let message = format!("{quota} is used up: {used} of {limit}");
+        let message = if used < limit {
+            format!("not enough is left of {quota}: {used} of {limit} are in use")
+        } else {
+            format!("{quota} is used up: {used} of {limit}")
+        };
         let details =
             ErrorDetails { quota: Some(quota), limit: Some(limit), used: Some(used), ..ErrorDetails::default() };
         Self::new(ErrorCode::QuotaExceeded, message).details(details)

@@ -5,9 +5,9 @@
 mod daemons;
 mod place;
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use place::{by, paused, place_ticking, place_with, request};
@@ -209,6 +209,90 @@ fn l19_a_daemon_that_dies_in_the_middle_of_claims_loses_none_and_gives_none_to_t
             assert_eq!(there, records, "{point}");
         });
     }
+}
+
+/// One who asks for what is its own, again with the same key until it is answered; by whom is drawn anew when a daemon
+/// dies.
+async fn asks(engine: &Engine, client: usize, told: &Mutex<BTreeMap<usize, SandboxId>>) {
+    let mut rng = Rng::new(client as u64);
+    for number in client * 10..(client + 1) * 10 {
+        if told.lock().unwrap().contains_key(&number) {
+            continue;
+        }
+        let key = KeyedBy { key: format!("key-{number}"), body_hash: [number as u8; 32] };
+        let Ok(made) = engine.create(CreateRequest { key: Some(key), ..with(number) }).await else { return };
+        let id = made.view.sandbox.id;
+        let before = told.lock().unwrap().insert(number, id.clone());
+        assert!(before.is_none_or(|before| before == id), "{number} was told of two");
+        tokio::time::sleep(Duration::from_millis(rng.below(2_000))).await;
+    }
+}
+
+#[test]
+fn l19_500_claims_by_50_clients_while_daemons_die_are_500_different_sandboxes_that_work() {
+    let points =
+        ["claim.before", "create.claiming", "claim.after", "probe.recorded", "claim.recorded", "create.committed"];
+    paused(async {
+        let enough = |config: &mut EngineConfig| {
+            (config.spares, config.quota) = (spares(10, 40), Quota::of(1_000, 1_000));
+        };
+        let mut place = daemons::Place::beginning(250, enough).await;
+        until_ready(&place.engine, 10).await;
+        let told = Arc::new(Mutex::new(BTreeMap::new()));
+        for (turn, point) in points.into_iter().map(Some).chain([None]).enumerate() {
+            let times = Arc::new(AtomicUsize::new(0));
+            let count = times.clone();
+            place
+                .followed(Duration::from_secs(5), |config| {
+                    enough(config);
+                    config.failpoint = Some(Failpoint(Arc::new(move |now| {
+                        let dies = Some(now) == point && count.fetch_add(1, Ordering::SeqCst) == 20;
+                        assert!(!dies, "the daemon dies at {point:?}, as planned");
+                    })));
+                })
+                .await;
+            let mut clients = tokio::task::JoinSet::new();
+            for client in 0..50 {
+                let (engine, told) = (place.engine.clone(), told.clone());
+                clients.spawn(async move { asks(&engine, client, &told).await });
+            }
+            let mut left = 50;
+            while left > 0 && times.load(Ordering::SeqCst) <= 20 {
+                // Whoever asked is gone with it, or has all that it wants.
+                if tokio::time::timeout(Duration::from_millis(10), clients.join_next()).await.is_ok() {
+                    left -= 1;
+                }
+            }
+            assert!(point.is_none() || times.load(Ordering::SeqCst) > 20, "{point:?} is reached in turn {turn}");
+            assert!(point.is_none() || told.lock().unwrap().len() < 500, "it dies in the middle");
+            clients.abort_all();
+        }
+        let told = told.lock().unwrap().clone();
+        assert_eq!(told.len(), 500, "nothing that was asked for is missing");
+        assert_eq!(told.values().collect::<BTreeSet<_>>().len(), 500, "none was given to two");
+        let mut from_spares = 0;
+        for (number, id) in &told {
+            place.engine.wait_ready(id, LONG).await.unwrap();
+            assert_eq!(place.engine.verify(id).await.unwrap().status, Status::Ready);
+            assert_eq!(whose(&place.engine, id).await, format!("client-{number}"));
+            let created = created(&place.store, id).await;
+            assert_eq!(created.len(), 1, "{id}");
+            from_spares += usize::from(created[0]);
+        }
+        assert!(from_spares > 100, "the pool was refilled: {from_spares}");
+        let users = living(&place.store).await.into_iter().filter(|record| !record.is_spare()).count();
+        assert_eq!(users, 500, "nothing was made that nobody has");
+        tokio::time::sleep(Duration::from_secs(300)).await;
+        let records: BTreeSet<_> = living(&place.store).await.into_iter().map(|record| record.id).collect();
+        let (mut there, mut page) = (BTreeSet::new(), PageRequest::default());
+        loop {
+            let listed = place.provider.list(&"sim".parse().unwrap(), page.clone()).await.unwrap();
+            there.extend(listed.items.into_iter().map(|item| item.instance.sandbox));
+            let Some(next) = listed.next else { break };
+            page.cursor = Some(next);
+        }
+        assert_eq!(there, records, "and nothing is left of what died");
+    });
 }
 
 #[test]

@@ -59,6 +59,8 @@ pub enum Capability {
     LimitOpenFiles,
     /// Change the limits of what runs.
     LimitsLive,
+    /// Change the limit of disk of what runs.
+    LimitDiskLive,
     /// Report live figures, and what is on disk.
     Usage,
     /// Prove by a kernel object, not by looking around, that a process tree is gone.

@@ -18,7 +18,7 @@ use crate::breaker::destination;
 use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
 use crate::read::{View, Which, has_instance};
-use crate::symptom::{Inside, Look, Output, symptoms};
+use crate::symptom::{DISK_FULL, Inside, Look, Output, is_said, symptoms};
 
 /// Snapshots that are told one by one; the others are counted.
 const SNAPSHOTS_TOLD: usize = 10;
@@ -295,6 +295,8 @@ impl Inner {
             limits = seen.limits;
             look.processes = self.call(id, budget, self.provider.processes(&instance)).await.unwrap_or_default();
             look.executions = self.call_agent(id, budget, self.provider.executions(&instance)).await.ok()?;
+            // They are told in the order of their ids, which says nothing.
+            look.executions.sort_by_key(|one| one.started_at_ms);
             looks.push(look);
         }
         let mut outputs = Vec::new();
@@ -307,8 +309,9 @@ impl Inner {
                 outputs.extend(self.last_words(&instance, one).await);
             }
         }
+        let room = self.look_for_room(record, is_said(&outputs, DISK_FULL)).await;
         let (sandbox, limits) = (id.clone(), limits.unwrap_or_default());
-        Some(Inside { sandbox, active_at_ms: record.active_at_ms, looks, limits, outputs })
+        Some(Inside { sandbox, active_at_ms: record.active_at_ms, looks, limits, outputs, room })
     }
 
     /// The end of what a command wrote, and when it did.

@@ -66,6 +66,7 @@ mod pressure;
 mod probe;
 mod read;
 mod reconcile;
+mod room;
 mod roster;
 mod schedule;
 mod serve;

@@ -7,6 +7,7 @@ use viv_core::{ExecutionId, SandboxId};
 use viv_provider::{ProcessSeen, Usage};
 
 use crate::diagnose::Remark;
+use crate::room::Room;
 
 /// Of one processor, or of what it may have if that is less: above this it computes all the time.
 const SPINS_ABOVE: f64 = 0.85;
@@ -53,8 +54,10 @@ pub(crate) struct Inside {
     /// In the order of time; one alone says how it is, and not how it changes.
     pub(crate) looks: Vec<Look>,
     pub(crate) limits: ResourceLimits,
-    /// When each running command last wrote something, and its last words.
+    /// When commands last wrote something, and their last words: the newest first, then those that run.
     pub(crate) outputs: Vec<Output>,
+    /// Where there is no room, if one of them says that there is none.
+    pub(crate) room: Room,
 }
 
 /// The end of what a command wrote.
@@ -72,6 +75,9 @@ pub(crate) fn symptoms(inside: &Inside) -> Vec<Remark> {
     remarks.extend(work(inside));
     remarks.extend(timeouts(inside));
     remarks.extend(said(inside));
+    if !is_said(&inside.outputs, DISK_FULL) {
+        remarks.extend(inside.room.seen(&inside.sandbox, inside.limits.disk_bytes));
+    }
     remarks.extend(unused(inside));
     remarks
 }
@@ -117,17 +123,8 @@ impl Inside {
 
     /// The command that gives it twice the memory; without a limit, the one that shows what it uses.
     fn more_memory(&self) -> String {
-        self.more("--memory", self.limits.memory_bytes)
-    }
-
-    /// The same for its disk.
-    fn more_disk(&self) -> String {
-        self.more("--disk", self.limits.disk_bytes)
-    }
-
-    fn more(&self, limit: &str, now_bytes: Option<u64>) -> String {
-        match now_bytes.filter(|bytes| *bytes > 0) {
-            Some(bytes) => format!("viv limits {} {limit} {}M", self.sandbox, (bytes.saturating_mul(2) >> 20).max(1)),
+        match self.limits.memory_bytes.filter(|bytes| *bytes > 0) {
+            Some(bytes) => format!("viv limits {} --memory {}", self.sandbox, twice(bytes)),
             None => format!("viv limits {}", self.sandbox),
         }
     }
@@ -141,7 +138,12 @@ impl Inside {
     }
 }
 
-fn mib(bytes: u64) -> String {
+/// Twice as much, as it is said to `viv limits`.
+pub(crate) fn twice(bytes: u64) -> String {
+    format!("{}M", (bytes.saturating_mul(2) >> 20).max(1))
+}
+
+pub(crate) fn mib(bytes: u64) -> String {
     format!("{} MiB", bytes >> 20)
 }
 
@@ -278,6 +280,9 @@ fn timeouts(inside: &Inside) -> Vec<Remark> {
     vec![Remark::of("repeated_timeouts", what, format!("viv executions {}", inside.sandbox)).from(evidence)]
 }
 
+/// What is said of a command that says that the disk is full.
+pub(crate) const DISK_FULL: &str = "said_disk_full";
+
 /// Known patterns in what commands said last: the code, what it means, and how it reads.
 const PATTERNS: [(&str, &str, &[&str]); 5] = [
     (
@@ -302,7 +307,7 @@ const PATTERNS: [(&str, &str, &[&str]); 5] = [
         "a command says that it ran out of memory",
         &["out of memory", "cannot allocate memory", "memoryerror", "std::bad_alloc", "outofmemoryerror"],
     ),
-    ("said_disk_full", "a command says that the disk is full", &["no space left on device", "disk quota exceeded"]),
+    (DISK_FULL, "a command says that the disk is full", &["no space left on device", "disk quota exceeded"]),
     (
         "said_too_many",
         "a command says that it may not have more processes or open files",
@@ -310,25 +315,38 @@ const PATTERNS: [(&str, &str, &[&str]); 5] = [
     ),
 ];
 
+/// Who said one of these words last, and the line.
+fn last_said<'a>(outputs: &'a [Output], words: &[&str]) -> Option<(&'a Output, &'a str)> {
+    outputs.iter().find_map(|output| {
+        let line = output.tail.lines().rev().find(|line| {
+            let line = line.to_lowercase();
+            words.iter().any(|words| line.contains(words))
+        })?;
+        Some((output, line))
+    })
+}
+
+/// Whether one of them says this.
+pub(crate) fn is_said(outputs: &[Output], code: &str) -> bool {
+    PATTERNS.iter().any(|(known, _, words)| *known == code && last_said(outputs, words).is_some())
+}
+
 fn said(inside: &Inside) -> Vec<Remark> {
     let mut remarks = Vec::new();
     for (code, what, words) in PATTERNS {
-        let found = inside.outputs.iter().rev().find_map(|output| {
-            let line = output.tail.lines().rev().find(|line| {
-                let line = line.to_lowercase();
-                words.iter().any(|words| line.contains(words))
-            })?;
-            Some((output, line))
-        });
-        let Some((output, line)) = found else { continue };
+        let Some((output, line)) = last_said(&inside.outputs, words) else { continue };
         let line: String = line.chars().filter(|letter| !letter.is_control()).take(160).collect();
-        let helps = match code {
-            "said_out_of_memory" => inside.more_memory(),
-            "said_disk_full" => inside.more_disk(),
-            _ => format!("viv attach {} {}", inside.sandbox, output.execution),
+        let mut evidence = vec![format!("{} wrote: {line}", output.execution)];
+        let (what, helps) = match code {
+            "said_out_of_memory" => (what.to_owned(), inside.more_memory()),
+            DISK_FULL => {
+                evidence.extend(inside.room.evidence());
+                let (why, helps) = inside.room.remedy(&inside.sandbox, inside.limits.disk_bytes);
+                (format!("{what}; {why}"), helps)
+            }
+            _ => (what.to_owned(), format!("viv attach {} {}", inside.sandbox, output.execution)),
         };
-        let evidence = vec![format!("{} wrote: {line}", output.execution)];
-        remarks.push(Remark::of(code, what.to_owned(), helps).from(evidence));
+        remarks.push(Remark::of(code, what, helps).from(evidence));
     }
     remarks
 }
@@ -377,6 +395,7 @@ mod tests {
             looks: looks.collect(),
             limits: ResourceLimits::default(),
             outputs: Vec::new(),
+            room: Room::default(),
         }
     }
 

@@ -390,6 +390,19 @@ pub struct ProcessSeen {
     pub waits_in: Option<String>,
 }
 
+/// A place inside where next to nothing more can be written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FullPlace {
+    /// Where it is mounted inside.
+    pub path: String,
+    /// Whether what is in it is kept in memory, and not on a disk.
+    pub in_memory: bool,
+    /// What it can hold.
+    pub bytes: u64,
+    /// What is left of that; no more files can be made where there is a lot.
+    pub free_bytes: u64,
+}
+
 /// What becomes of something when an instance's memory is saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

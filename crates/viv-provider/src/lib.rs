@@ -27,9 +27,9 @@ pub mod sim;
 pub use audit::{Finding, FindingKind, Swept, SweptAs};
 pub use error::ProviderError;
 pub use instance::{
-    Deadline, DeadlineChange, DiskUsage, Ended, InstanceRef, InstanceSpec, InstanceState, Integrity, Listed, LogPart,
-    Mutation, Observation, ObservedVia, Obstacle, ObstacleEffect, Page, PageRequest, ProcessSeen, Recall, SaveCost,
-    SaveRequest, Snapshot, SnapshotSeen, Usage, Whereabouts,
+    Deadline, DeadlineChange, DiskUsage, Ended, FullPlace, InstanceRef, InstanceSpec, InstanceState, Integrity, Listed,
+    LogPart, Mutation, Observation, ObservedVia, Obstacle, ObstacleEffect, Page, PageRequest, ProcessSeen, Recall,
+    SaveCost, SaveRequest, Snapshot, SnapshotSeen, Usage, Whereabouts,
 };
 pub use provider::{
     ByteReader, Dialled, FileWrite, InsideRequest, OutputStream, Provider, RequestStream, WatchStream, probe,

@@ -10,8 +10,8 @@ use crate::audit::{Finding, Swept};
 use crate::capability::Capabilities;
 use crate::error::ProviderError;
 use crate::instance::{
-    Deadline, DeadlineChange, DiskUsage, Ended, InstanceRef, InstanceSpec, LogPart, Mutation, Observation, Obstacle,
-    Page, PageRequest, ProcessSeen, SaveRequest, Snapshot, SnapshotSeen, Whereabouts,
+    Deadline, DeadlineChange, DiskUsage, Ended, FullPlace, InstanceRef, InstanceSpec, LogPart, Mutation, Observation,
+    Obstacle, Page, PageRequest, ProcessSeen, SaveRequest, Snapshot, SnapshotSeen, Whereabouts,
 };
 use crate::limits::ResourceLimits;
 
@@ -318,6 +318,12 @@ pub trait Provider: Send + Sync {
         Ok(Vec::new())
     }
 
+    /// Where inside next to nothing more can be written right now. Nothing where that cannot be told.
+    async fn full_places(&self, instance: &InstanceRef) -> Result<Vec<FullPlace>> {
+        let _ = instance;
+        Ok(Vec::new())
+    }
+
     /// The last lines of what those who keep the instance wrote down, at most
     /// so many bytes of each, alive or ended. Whoever was silent is left out.
     async fn log_tail(&self, instance: &InstanceRef, bytes_max: u64) -> Result<Vec<LogPart>>;
@@ -452,6 +458,11 @@ pub trait Provider: Send + Sync {
 
     /// Which part of the memory that sandboxes share is left, where that is known.
     fn memory_left(&self) -> Option<f64> {
+        None
+    }
+
+    /// That the machine has next to no disk left for instances, in words for who runs it; `None` while there is room.
+    fn short_of_room(&self) -> Option<String> {
         None
     }
 

@@ -227,7 +227,7 @@ fn helpful(error: ApiError) -> ApiError {
     let hint = match error.code {
         ErrorCode::NotFound => "look at what there is, with ls or viv exec ls",
         ErrorCode::Expired => "nothing brings it back; make a new one with viv create",
-        ErrorCode::QuotaExceeded => "make room, or ask for less",
+        ErrorCode::QuotaExceeded => "make room, or ask for less; viv doctor SANDBOX says what is full",
         _ => "viv show says how the sandbox stands",
     };
     error.hint(hint)

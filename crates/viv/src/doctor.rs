@@ -53,21 +53,14 @@ pub(crate) fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
             }
             all["capabilities"] = serde_json::to_value(provider.capabilities())?;
         }
+        if let Err(why) = &provider {
+            all["data_unusable"] = format!("{why:#}").into();
+        }
         writeln!(out, "{all:#}")?;
-        return provider.map(|_| ExitCode::SUCCESS);
+        return if daemon.is_ok() { Ok(ExitCode::SUCCESS) } else { provider.map(|_| ExitCode::SUCCESS) };
     }
     writeln!(out, "viv {}", env!("CARGO_PKG_VERSION"))?;
-    for finding in &findings {
-        let state = match finding.state {
-            State::Ok => "ok  ",
-            State::Degraded => "less",
-            State::Missing => "no  ",
-        };
-        writeln!(out, "  {state} {}: {}", finding.what, finding.meaning)?;
-        if let Some(remedy) = &finding.remedy {
-            writeln!(out, "       to have it: {remedy}")?;
-        }
-    }
+    say_machine(&mut out, &findings)?;
     match &daemon {
         Ok(said) => {
             writeln!(out, "the daemon, on the {} provider", said.provider)?;
@@ -96,7 +89,14 @@ pub(crate) fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
         }
         Err(why) => writeln!(out, "the daemon was not asked: {why}")?,
     }
-    let provider = provider?;
+    let provider = match provider {
+        // The daemon has told what there is to tell; that nothing can be made by hand is no reason to fail.
+        Err(why) if daemon.is_ok() => {
+            writeln!(out, "sandboxes made by hand (`viv local`): {why:#}")?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        provider => provider?,
+    };
     let runtime = runtime(&provider)?;
     let kernel = match runtime.kernel {
         Kernel::Host => "the host's kernel",
@@ -121,6 +121,22 @@ pub(crate) fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// What the machine has and lacks.
+fn say_machine(out: &mut impl Write, findings: &[machine::Finding]) -> io::Result<()> {
+    for finding in findings {
+        let state = match finding.state {
+            State::Ok => "ok  ",
+            State::Degraded => "less",
+            State::Missing => "no  ",
+        };
+        writeln!(out, "  {state} {}: {}", finding.what, finding.meaning)?;
+        if let Some(remedy) = &finding.remedy {
+            writeln!(out, "       to have it: {remedy}")?;
+        }
+    }
+    Ok(())
+}
+
 /// What happens when the disk that all share runs out.
 fn full_disk(reserve: &DiskReserve) -> String {
     let files = reserve.files.map(|files| format!(" or {files} files")).unwrap_or_default();
@@ -128,8 +144,10 @@ fn full_disk(reserve: &DiskReserve) -> String {
         0 => "nothing is put aside now (it is while sandboxes run, where the disk allows it)".to_owned(),
         mib => format!("{mib} MiB are put aside for the others"),
     };
-    let mib = reserve.bytes >> 20;
-    format!("a full disk: below {mib} MiB{files} the sandbox that took most lately is ended (disk_full); {aside}")
+    let (mib, free_mib) = (reserve.bytes >> 20, reserve.free_bytes >> 20);
+    format!(
+        "a full disk: {free_mib} MiB are left; below {mib} MiB{files} the sandbox that took most lately is ended (disk_full); {aside}"
+    )
 }
 
 /// What the daemon says, or why it says nothing. That none runs is no finding about the machine.

@@ -95,8 +95,10 @@ fn o3_cause_2_a_call_that_hangs_is_named_with_its_descriptor() {
 
 #[test]
 fn j3_incident_39_cause_3_a_cleanup_that_does_not_work_is_an_alert() {
-    let daemon = house("[reconcile]\nprovider_sync_s = 1\n");
-    let made = daemon.create();
+    let daemon = house("[reconcile]\nprovider_sync_s = 1\n[cleanup]\nperiod_s = 3600\nleftover_after_s = 0\n");
+    let (made, left) = (daemon.create(), daemon.create().id);
+    kill(daemon.host(&left).shim_pid.unwrap(), Signal::KILL);
+    daemon.wait_for(&left, "it is lost", |sandbox| sandbox.status == Status::Lost);
     assert_eq!(state(daemon.client(), "cleanup_failing"), AlertState::Inactive);
     // What it looks through is not there.
     let (folder, aside) = (daemon.data.join("sandboxes/instances"), daemon.data.join("sandboxes/aside"));
@@ -105,8 +107,28 @@ fn j3_incident_39_cause_3_a_cleanup_that_does_not_work_is_an_alert() {
     let findings = daemon.client().doctor().unwrap().findings;
     assert!(findings.iter().any(|finding| finding.code == "reconciler_failing"), "{findings:#?}");
     assert!(findings.iter().any(|finding| finding.code == "alert_cleanup_failing"), "{findings:#?}");
+    let viv = |words: &[&str]| {
+        let said = daemon.viv().args(words).output().unwrap();
+        assert!(said.status.success(), "{words:?}: {}", String::from_utf8_lossy(&said.stderr));
+        String::from_utf8(said.stdout).unwrap()
+    };
+    // What does not run is named, with why; what it says to begin with says so too.
+    let said = viv(&["doctor"]);
+    let place = folder.display().to_string();
+    assert!(said.contains("provider-sync did not run through") && said.contains(&place), "{said}");
+    let failing = findings.iter().find(|finding| finding.code == "reconciler_failing").unwrap();
+    let command = failing.command.as_deref().expect("it names one");
+    let log = viv(&command.split_whitespace().skip(1).collect::<Vec<_>>());
+    assert!(log.contains("provider-sync") && log.contains(&place), "{log}");
     std::fs::rename(&aside, &folder).unwrap();
     wait_for(&daemon, "cleanup_failing", false);
+    // The remedy of the runbook: what nobody has cleaned up is, by hand.
+    let would = viv(&["cleanup", "--dry-run"]);
+    assert!(would.contains(left.as_str()), "{would}");
+    assert_eq!(daemon.sandbox(&left).get().unwrap().status, Status::Lost, "nothing was done");
+    let did = viv(&["cleanup"]);
+    assert!(did.contains(left.as_str()), "{did}");
+    daemon.wait_for(&left, "it is over", |sandbox| sandbox.status == Status::Stopped);
     let alive = daemon.sandbox(&made.id).get().unwrap();
     assert_ne!(alive.status, Status::Lost, "a listing that fails says nothing about who is there (T7)");
     daemon.wait_for(&made.id, "it is ready", |sandbox| sandbox.status == Status::Ready);

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use rustix::process::Signal;
 use support::daemon::{Daemon, PATIENCE, run};
 use support::diagnosed::{diagnosed, is_said, proposed, remedy, start, tried};
+use support::disk::{Disk, Flood};
 use support::eventually_within;
 use support::held::Held;
 use support::restart::House;
@@ -97,18 +98,17 @@ fn o3_what_a_command_says_of_itself_is_quoted_with_what_helps() {
         let limits = daemon.sandbox(&id).resources().unwrap().limits;
         let proposed = proposed(&found, code);
         match code {
-            "said_out_of_memory" | "said_disk_full" => {
+            "said_out_of_memory" => {
                 assert!(proposed.starts_with(&format!("viv limits {id}")), "{proposed}");
                 remedy(&daemon, &found, code);
                 let now = daemon.sandbox(&id).resources().unwrap().limits;
-                let (before, after) = if code == "said_disk_full" {
-                    (limits.disk_bytes, now.disk_bytes)
-                } else {
-                    (limits.memory_bytes, now.memory_bytes)
-                };
-                // Without a limit it is shown what there is, and nothing is raised.
-                assert_eq!(after, before.map(|before| before * 2), "{code}");
-                assert!(code == "said_disk_full" || before == Some(MEMORY_BYTES));
+                assert_eq!((limits.memory_bytes, now.memory_bytes), (Some(MEMORY_BYTES), Some(MEMORY_BYTES * 2)));
+            }
+            // It has no limit, and there is room.
+            "said_disk_full" => {
+                assert_eq!(proposed, format!("viv exec {id} -- df -m"));
+                assert!(words.contains("there is room now"), "{words}");
+                assert!(remedy(&daemon, &found, code).contains("/dev/shm"));
             }
             _ => {
                 assert_eq!(proposed, format!("viv attach {id} {}", said.id));
@@ -119,6 +119,28 @@ fn o3_what_a_command_says_of_itself_is_quoted_with_what_helps() {
             }
         }
     }
+    daemon.remove(&id);
+}
+
+/// Of many, the newest are read, and of those that say the same the last is quoted.
+#[test]
+fn o3_of_many_commands_the_newest_are_heard() {
+    let daemon = Daemon::start();
+    let id = daemon.create().id;
+    let say = |words: &str| run(&daemon.sandbox(&id), words).1.id;
+    for number in 0..12 {
+        say(&format!("echo {number}; sleep 0.01"));
+    }
+    let first = say("echo cannot open: Too many open files");
+    let (_, words) = diagnosed(&daemon, &id, "said_too_many");
+    assert!(words.contains(&format!("{first} wrote: ")), "{words}");
+    let second = say("sleep 0.01; echo cannot open either: Too many open files");
+    let (_, words) = diagnosed(&daemon, &id, "said_too_many");
+    assert!(words.contains(&format!("{second} wrote: cannot open either")), "{words}");
+    for number in 0..8 {
+        say(&format!("sleep 0.01; echo {number}"));
+    }
+    assert!(!is_said(&daemon, &id, "said_too_many"), "that was long ago");
     daemon.remove(&id);
 }
 
@@ -221,4 +243,135 @@ fn o5_the_alert_about_stuck_sandboxes_names_them_and_no_others() {
     }
     eventually_within(PATIENCE, "it is resolved", || stuck(&daemon).state != AlertState::Firing);
     assert!(named().is_empty());
+}
+
+const DISK_BYTES: u64 = 64 << 20;
+
+/// Takes more than is left of a disk of that size, and no more than is left of one that is twice as large.
+const HALF: &str = "dd if=/dev/zero of=/workspace/kept bs=1M count=40";
+const OTHER_HALF: &str = "dd if=/dev/zero of=/workspace/more bs=1M count=30";
+
+/// A sandbox whose disk a command has just found full.
+fn filled(daemon: &Daemon, more: &serde_json::Value) -> SandboxId {
+    let mut request = serde_json::json!({ "limits": { "disk_bytes": DISK_BYTES } });
+    request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let id = daemon.create_from(&serde_json::from_value(request).unwrap()).id;
+    assert_eq!(run(&daemon.sandbox(&id), HALF).1.exit_code, Some(0));
+    let (said, ended) = run(&daemon.sandbox(&id), OTHER_HALF);
+    assert_eq!(ended.exit_code, Some(1), "{said}");
+    id
+}
+
+/// The command that could not end ends well, and nothing else was lost.
+fn assert_has_room(daemon: &Daemon, id: &SandboxId) {
+    let limits = daemon.sandbox(id).resources().unwrap().limits;
+    assert_eq!(limits.disk_bytes, Some(DISK_BYTES * 2));
+    let (said, ended) = run(&daemon.sandbox(id), OTHER_HALF);
+    assert_eq!(ended.exit_code, Some(0), "{said}");
+    assert_eq!(run(&daemon.sandbox(id), "wc -c < /workspace/kept").0.trim(), (40 << 20).to_string());
+}
+
+#[test]
+fn o3_a_disk_of_its_own_that_is_full_is_named_and_saved_it_goes_on_with_more() {
+    let daemon = Daemon::in_house(House::new()).running();
+    let id = filled(&daemon, &serde_json::json!({ "name": "kept" }));
+    let (found, words) = diagnosed(&daemon, &id, "said_disk_full");
+    assert!(words.contains("No space left on device") && words.contains("/ is full"), "{words}");
+    assert!(words.contains("may have 64 MiB"), "{words}");
+    assert_eq!(proposed(&found, "said_disk_full"), format!("viv limits {id} --disk 128M --restart"));
+
+    // Without saying so nothing that runs is ended, and it is told what can be done.
+    let refused = daemon.viv().args(["limits", id.as_str(), "--disk", "128M"]).output().unwrap();
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(!refused.status.success() && said.contains("keeps the size") && said.contains("--restart"), "{said}");
+    assert_eq!(daemon.sandbox(&id).get().unwrap().generation, Generation::FIRST);
+
+    remedy(&daemon, &found, "said_disk_full");
+    assert_has_room(&daemon, &id);
+    assert!(!is_said(&daemon, &id, "said_disk_full"));
+
+    // While it rests, its limits are changed for when it goes on; less than it holds, or what nobody can keep, is refused.
+    daemon.viv().args(["stop", id.as_str()]).output().unwrap();
+    let limit = |disk: &str| daemon.viv().args(["limits", id.as_str(), "--disk", disk]).output().unwrap();
+    let refused = limit("32M");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("are saved of it"), "{refused:?}");
+    let limited = limit("256M");
+    assert!(String::from_utf8_lossy(&limited.stdout).contains("256"), "{limited:?}");
+    assert_eq!(daemon.sandbox(&id).get().unwrap().status, Status::Hibernated, "it rests on (T9)");
+    assert!(daemon.viv().args(["ensure", id.as_str()]).output().unwrap().status.success());
+    assert_eq!(daemon.sandbox(&id).resources().unwrap().limits.disk_bytes, Some(256 << 20));
+    daemon.remove(&id);
+}
+
+#[test]
+fn o3_a_full_disk_of_what_is_not_kept_is_shown_with_what_takes_the_room() {
+    let daemon = Daemon::in_house(House::new()).running();
+    let id = filled(&daemon, &serde_json::json!({}));
+    let (found, words) = diagnosed(&daemon, &id, "said_disk_full");
+    assert!(words.contains("make room in it"), "{words}");
+    let shown = remedy(&daemon, &found, "said_disk_full");
+    let named = shown.lines().find(|line| line.ends_with("/workspace")).unwrap_or_else(|| panic!("{shown}"));
+    let mib: u64 = named.split_whitespace().next().unwrap().parse().unwrap();
+    assert!((50..=64).contains(&mib), "{shown}");
+    let refused = daemon.viv().args(["limits", id.as_str(), "--disk", "128M", "--restart"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("nothing of"), "{refused:?}");
+    assert_eq!(daemon.sandbox(&id).get().unwrap().status, Status::Ready, "it was not stopped for that");
+    // What it shows is what has to go.
+    let (said, ended) = run(&daemon.sandbox(&id), &format!("rm /workspace/kept && {OTHER_HALF}"));
+    assert_eq!(ended.exit_code, Some(0), "{said}");
+    daemon.remove(&id);
+}
+
+#[test]
+fn o3_a_full_disk_on_btrfs_is_given_more_while_it_runs() {
+    let disk = Disk::make(&["mkfs.btrfs", "-q"], "loop", 600).unwrap();
+    let quota = std::process::Command::new("btrfs").args(["quota", "enable"]).arg(disk.path()).output().unwrap();
+    assert!(quota.status.success(), "{quota:?}");
+    let daemon = Daemon::in_house(House::on_btrfs(&disk)).running();
+    let id = filled(&daemon, &serde_json::json!({}));
+    let (found, words) = diagnosed(&daemon, &id, "said_disk_full");
+    assert!(words.contains("Disk quota exceeded") && words.contains("may have 64 MiB"), "{words}");
+    assert_eq!(proposed(&found, "said_disk_full"), format!("viv limits {id} --disk 128M"));
+    remedy(&daemon, &found, "said_disk_full");
+    assert_has_room(&daemon, &id);
+    assert_eq!(daemon.sandbox(&id).get().unwrap().generation, Generation::FIRST, "it ran on");
+    daemon.remove(&id);
+}
+
+#[test]
+fn o3_a_full_place_in_memory_is_told_from_a_full_disk() {
+    let daemon = Daemon::in_house(House::new()).running();
+    let limits = serde_json::json!({ "limits": { "memory_bytes": MEMORY_BYTES, "disk_bytes": DISK_BYTES } });
+    let id = daemon.create_from(&serde_json::from_value(limits).unwrap()).id;
+    let fill = "dd if=/dev/zero of=/dev/shm/filler bs=1M count=150";
+    assert_eq!(run(&daemon.sandbox(&id), fill).1.exit_code, Some(1));
+    let (found, words) = diagnosed(&daemon, &id, "said_disk_full");
+    assert!(words.contains("/dev/shm is, which is in memory") && words.contains("/dev/shm is full"), "{words}");
+    let shown = remedy(&daemon, &found, "said_disk_full");
+    assert_eq!(shown.trim(), "128\t/dev/shm", "what takes the room");
+    assert_eq!(run(&daemon.sandbox(&id), "rm /dev/shm/filler").1.exit_code, Some(0));
+    assert_eq!(run(&daemon.sandbox(&id), "dd if=/dev/zero of=/dev/shm/less bs=1M count=50").1.exit_code, Some(0));
+    daemon.remove(&id);
+}
+
+#[test]
+fn o3_a_machine_whose_disk_is_full_is_told_and_looked_at() {
+    let disk = Disk::make(&["mkfs.ext4", "-q"], "loop", 400).unwrap();
+    let daemon = Daemon::in_house(House::on_disk(&disk)).running();
+    let id = daemon.create().id;
+    // The machine itself: nobody in a sandbox is ended for that. Nothing can be started, and nothing that is said is kept.
+    let flood = Flood::of(&disk);
+    let refused = daemon.sandbox(&id).start(&StartExecution::of(["/bin/true"]).unwrap(), None).unwrap_err();
+    assert!(refused.to_string().contains("no space left on device"), "{refused}");
+    let (found, words) = diagnosed(&daemon, &id, "disk_full");
+    assert!(words.contains("the disk of the machine is full") && words.contains("/ is full"), "{words}");
+    assert_eq!(proposed(&found, "disk_full"), "viv doctor");
+    let said = remedy(&daemon, &found, "disk_full");
+    let line = said.lines().find(|line| line.contains("(disk_full)")).unwrap_or_else(|| panic!("{said}"));
+    assert!(line.contains("0 MiB are left of it") && line.contains("viv snapshot rm"), "{line}");
+    drop(flood);
+    let (said, ended) = run(&daemon.sandbox(&id), OTHER_HALF);
+    assert_eq!(ended.exit_code, Some(0), "with room: {said}");
+    assert!(!is_said(&daemon, &id, "disk_full"));
+    daemon.remove(&id);
 }

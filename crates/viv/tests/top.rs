@@ -112,6 +112,17 @@ fn o1_top_is_live_sorted_diagnoses_and_stops_at_a_key_and_leaves_the_terminal_as
     top.press("N");
     top.shows("as it was", |text| text.contains("NAME↓") && before(text, "aaa", "bbb"));
 
+    for (key, head) in
+        [("S", "STATUS↓"), ("A", "AGE↓"), ("C", "CPU%↓"), ("M", "MEMORY↓"), ("P", "PROBED↓"), ("N", "NAME↓")]
+    {
+        top.press(key);
+        top.shows("sorted by another column", |text| text.contains(head) && text.contains("aaa"));
+    }
+    let all = top.text();
+    for head in ["NAME", "STATUS", "AGE", "CPU%", "MEMORY", "PROBED", "TASK", "CAUSE"] {
+        assert!(all.contains(head), "{head}: {all}");
+    }
+
     top.press("d");
     top.shows("what is wrong with it", |text| {
         text.contains(&format!("diagnosis of {first}")) && text.contains("is ready")

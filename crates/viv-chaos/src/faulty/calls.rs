@@ -9,9 +9,10 @@ use viv_core::exec::{ExecSpec, ExecStatus, TtySize};
 use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked};
 use viv_core::{ExecutionId, Identity, OwnerMark, RequestId, SandboxId, SnapshotId};
 use viv_provider::{
-    ByteReader, Capabilities, Deadline, DeadlineChange, Dialled, DiskUsage, Ended, FileWrite, Finding, InstanceRef,
-    InstanceSpec, LogPart, Mutation, Observation, Obstacle, OutputStream, Page, PageRequest, ProcessSeen, Provider,
-    ProviderError, RequestStream, ResourceLimits, SaveRequest, Snapshot, SnapshotSeen, Swept, WatchStream, Whereabouts,
+    ByteReader, Capabilities, Deadline, DeadlineChange, Dialled, DiskUsage, Ended, FileWrite, Finding, FullPlace,
+    InstanceRef, InstanceSpec, LogPart, Mutation, Observation, Obstacle, OutputStream, Page, PageRequest, ProcessSeen,
+    Provider, ProviderError, RequestStream, ResourceLimits, SaveRequest, Snapshot, SnapshotSeen, Swept, WatchStream,
+    Whereabouts,
 };
 
 use crate::plan::Trouble;
@@ -335,6 +336,10 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
         self.inner.saves_memory_by()
     }
 
+    fn short_of_room(&self) -> Option<String> {
+        self.inner.short_of_room()
+    }
+
     async fn memory_obstacles(&self, instance: &InstanceRef) -> Result<Vec<Obstacle>> {
         let instance = instance.clone();
         self.through("memory_obstacles", move |inner| {
@@ -577,6 +582,15 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
         self.through("processes", move |inner| {
             let instance = instance.clone();
             async move { inner.processes(&instance).await }
+        })
+        .await
+    }
+
+    async fn full_places(&self, instance: &InstanceRef) -> Result<Vec<FullPlace>> {
+        let instance = instance.clone();
+        self.through("full_places", move |inner| {
+            let instance = instance.clone();
+            async move { inner.full_places(&instance).await }
         })
         .await
     }

@@ -305,7 +305,8 @@ pub(super) async fn less_disk_holds_from_then_on(lab: &Lab) {
     match change(&subject, &limits).await {
         Ok(set) => assert_eq!(set.disk_bytes, limits.disk_bytes),
         // Where a disk keeps its size for life, that is said.
-        Err(ProviderError::Unsupported { capability: Capability::LimitDisk | Capability::LimitsLive, .. }) => {
+        Err(ProviderError::Unsupported { capability: Capability::LimitDisk | Capability::LimitDiskLive, .. }) => {
+            assert!(!lab.can(Capability::LimitDiskLive), "it is declared");
             assert_eq!(in_force(&subject).await.disk_bytes, None);
             return subject.assert_ready().await;
         }

@@ -43,7 +43,7 @@ use state::State;
 use viv_core::{EndCause, SandboxId};
 
 /// Everything that can be simulated, which is everything but files of snapshots.
-const CAPABILITIES: [Capability; 25] = [
+const CAPABILITIES: [Capability; 26] = [
     Capability::Freeze,
     Capability::Extend,
     Capability::HardDeadline,
@@ -67,6 +67,7 @@ const CAPABILITIES: [Capability; 25] = [
     Capability::LimitIoWrite,
     Capability::LimitOpenFiles,
     Capability::LimitsLive,
+    Capability::LimitDiskLive,
     Capability::Usage,
     Capability::ProvenKill,
 ];

@@ -93,6 +93,9 @@ impl Provider for SimProvider {
         self.change(|state| {
             state.require(Capability::LimitsLive)?;
             state.require_limits(change)?;
+            if change.disk_bytes.is_some() {
+                state.require(Capability::LimitDiskLive)?;
+            }
             state.change_once(mutation, sandbox, |instance, _| instance.set_limits(change))
         })
     }

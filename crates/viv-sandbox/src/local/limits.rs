@@ -25,6 +25,9 @@ const OPEN_FILES: u64 = 65_536;
 /// Everybody's share.
 const CPU_WEIGHT: u64 = 100;
 
+/// Why the limit of disk of what runs is not changed with the plain driver.
+pub(super) const KEEPS_ITS_SIZE: &str = "with the plain driver a disk keeps the size it was made with";
+
 /// Since when a v2 hierarchy knows bursts.
 const BURST_SINCE: (u32, u32) = (5, 14);
 
@@ -146,8 +149,8 @@ impl LocalProvider {
     ) -> Result<ResourceLimits> {
         self.require_limits(change)?;
         if change.disk_bytes.is_some() && self.shared.store.driver.copies_live() {
-            let why = "with the plain driver a disk keeps the size it was made with".to_owned();
-            return Err(ProviderError::Unsupported { capability: Capability::LimitsLive, why });
+            let why = KEEPS_ITS_SIZE.to_owned();
+            return Err(ProviderError::Unsupported { capability: Capability::LimitDiskLive, why });
         }
         let layer_bytes = self.left_for_layer(mutation, sandbox, change.disk_bytes).await?;
         let request = ShimRequest::SetLimits { mutation: mutation.clone(), change: change.clone(), layer_bytes };

@@ -20,6 +20,7 @@ mod output;
 mod probe;
 mod processes;
 mod requests;
+mod room;
 mod save;
 mod shim_client;
 pub(crate) mod socket;
@@ -38,15 +39,16 @@ use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked};
 use viv_core::{ExecutionId, Generation, Identity, OwnerMark, RequestId, SandboxId, SnapshotId};
 use viv_provider::{
     ByteReader, Capabilities, Capability, Deadline, DeadlineChange, Dialled, DiskUsage, Ended, FileWrite, Finding,
-    InstanceRef, InstanceSpec, LogPart, Mutation, Observation, Obstacle, OutputStream, Page, PageRequest, ProcessSeen,
-    Provider, ProviderError, RequestStream, ResourceLimits, SaveRequest, Snapshot, SnapshotSeen, Swept, WatchStream,
-    Whereabouts,
+    FullPlace, InstanceRef, InstanceSpec, LogPart, Mutation, Observation, Obstacle, OutputStream, Page, PageRequest,
+    ProcessSeen, Provider, ProviderError, RequestStream, ResourceLimits, SaveRequest, Snapshot, SnapshotSeen, Swept,
+    WatchStream, Whereabouts,
 };
 
 use chores::{Chore, Chores};
 use create::Origin;
 pub use memory::Criu;
 
+use crate::LimitedBy;
 use crate::agent_image;
 use crate::cgroup::{InstanceCgroups, Layout};
 use crate::fence::{Admit, Fences, Raised};
@@ -257,6 +259,13 @@ impl LocalProvider {
             Ok(_) => all.with(C::LimitDisk),
             Err(why) => all.without(C::LimitDisk, why),
         };
+        all = match store.driver.limited_by() {
+            Ok(LimitedBy::QuotaGroup) => all.with(C::LimitDiskLive),
+            Ok(LimitedBy::ProjectQuota | LimitedBy::OwnFilesystem) => {
+                all.without(C::LimitDiskLive, limits::KEEPS_ITS_SIZE)
+            }
+            Err(why) => all.without(C::LimitDiskLive, why),
+        };
         for capability in [C::Freeze, C::ProvenKill] {
             all = match self.shared.layout.v2 {
                 Some(_) => all.with(capability),
@@ -387,6 +396,12 @@ impl Provider for LocalProvider {
 
     fn memory_left(&self) -> Option<f64> {
         limits::memory_left()
+    }
+
+    fn short_of_room(&self) -> Option<String> {
+        let reserve = self.disk_reserve().filter(|reserve| reserve.free_bytes < reserve.bytes)?;
+        let (left, kept) = (reserve.free_bytes >> 20, reserve.bytes >> 20);
+        Some(format!("{left} MiB are left of it, and {kept} MiB are to be kept free"))
     }
 
     fn saves_memory_by(&self) -> Option<String> {
@@ -548,6 +563,10 @@ impl Provider for LocalProvider {
 
     async fn processes(&self, instance: &InstanceRef) -> Result<Vec<ProcessSeen>> {
         self.see_processes(instance).await
+    }
+
+    async fn full_places(&self, instance: &InstanceRef) -> Result<Vec<FullPlace>> {
+        self.see_full_places(instance).await
     }
 
     async fn log_tail(&self, instance: &InstanceRef, bytes_max: u64) -> Result<Vec<LogPart>> {

@@ -115,7 +115,7 @@ impl Shim {
                 .map_err(|error| ShimError::Failed { what: format!("its layer cannot be opened: {error}") }),
             Some(Writable::Disk(_)) | None => {
                 let why = "its disk keeps the size that it was made with; restore or fork it with another".to_owned();
-                Err(ShimError::Unsupported { capability: Capability::LimitsLive, why })
+                Err(ShimError::Unsupported { capability: Capability::LimitDiskLive, why })
             }
         }
     }

@@ -129,6 +129,18 @@ async fn doctor(State(state): State<ServerState>, caller: Caller) -> Answer {
             command: Some(alert.command),
         });
     }
+    if let Some(left) = engine.provider().short_of_room() {
+        findings.push(Finding {
+            severity: Severity::Critical,
+            code: "disk_full".to_owned(),
+            message: format!(
+                "the disk that sandboxes are on is full: {left}; remove what nobody needs (`viv rm`, `viv snapshot rm`, \
+                 `viv image gc`), or what is not viv's"
+            ),
+            evidence: Vec::new(),
+            command: Some("viv ps --all".to_owned()),
+        });
+    }
     for status in engine.reconcilers() {
         let shown = show::reconciler(&status, &state);
         if let Some(message) = failing(&status, caller.is_admin()) {

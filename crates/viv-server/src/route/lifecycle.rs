@@ -50,7 +50,7 @@ pub(super) fn tell(table: &mut impl Table) {
         .fails(&[ErrorCode::Expired])
         .fails(&works);
     table.on(Method::Post, path::EXTEND, extend, extend_op);
-    let limits_op = op("setLimits", "Change limits of what runs")
+    let limits_op = op("setLimits", "Change limits of what runs, or of what rests for when it goes on")
         .json::<Limits>()
         .gives::<LimitsInForce>(200, "All limits in force.")
         .fails(&[ErrorCode::QuotaExceeded])
@@ -127,10 +127,10 @@ async fn set_limits(
     Json(body): Json<Limits>,
 ) -> Answer {
     let generation = target.generation(&state, query.generation).await?;
-    let handle = state.engine().look_into(&target.project, &target.which, generation).await?;
     let (engine, by) = (state.engine().clone(), target.caller.actor());
     let change = body.into();
-    let in_force = regardless(async move { engine.set_limits(&handle, &change, &by).await }).await?;
+    let limited = async move { engine.limit(&target.project, &target.which, generation, &change, &by).await };
+    let in_force = regardless(limited).await?;
     Ok(show::ok(&LimitsInForce::from(&in_force)))
 }
 

@@ -120,7 +120,8 @@ async fn resources(State(state): State<ServerState>, target: Target, Query(query
         observed_at_ms: at_ms,
         via: seen.via.into(),
         usage,
-        limits: (&seen.limits.unwrap_or_default()).into(),
+        // What rests has none in force; these are what it goes on with.
+        limits: (&seen.limits.unwrap_or_else(|| record.spec.limits.in_force())).into(),
         disk: seen.disk.map(Into::into),
         running_since_at_ms: (record.phase == Phase::Ready).then_some(record.phase_since_ms),
         operations: Operations { agent_requests: seen.requests, ..state.tally().operations(&record.id) },

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use axum::http::Method;
-use serde_json::json;
+use serde_json::{Value, json};
 use viv_core::SandboxId;
 use viv_engine::Gate;
 use viv_store::{LeaseKind, Store};
@@ -180,7 +180,7 @@ async fn lists_are_pages_and_find_by_label_status_and_name() {
         let labels = json!({"at": at.to_string(), "odd": (at % 2 == 1).to_string()});
         world.post("/v1/sandboxes", json!({"name": format!("n{at}"), "labels": labels})).await.is(201);
     }
-    let names = |answer: &serde_json::Value| -> Vec<String> {
+    let names = |answer: &Value| -> Vec<String> {
         answer["items"].as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap().to_owned()).collect()
     };
     let mut all = Vec::new();
@@ -242,6 +242,72 @@ async fn l18_a_quota_is_named_with_its_use() {
     assert_eq!(refused.code(), "quota_exceeded");
     let details = &refused.json()["error"]["details"];
     assert_eq!((&details["limit"], &details["used"]), (&json!(1), &json!(1)), "{details}");
+}
+
+/// The same of each that there is, in all projects and in one: who is refused is told which, and `stats` has it too.
+#[tokio::test]
+async fn l18_each_quota_is_named_with_its_use_in_errors_and_figures_of_all_and_of_each_project() {
+    let limits = |times: u64| json!({"cpu_millis": 100 * times, "memory_bytes": times << 25, "disk_bytes": times << 20, "processes": 50 * times});
+    let sums = |name: &str, max: u64| {
+        let of = |this: &str| (this == name).then_some(max);
+        viv_store::SumsMax {
+            cpu_millis: of("cpu_millis"),
+            memory_bytes: of("memory_bytes"),
+            disk_bytes: of("disk_bytes"),
+            processes: of("processes"),
+        }
+    };
+    for name in ["sandboxes", "cpu_millis", "memory_bytes", "disk_bytes", "processes"] {
+        for per_project in [false, true] {
+            // One of these fits, and a second one does not, by so much as its half.
+            let (one, max) = match limits(2)[name].as_u64() {
+                Some(one) => (one, one / 2 * 3),
+                None => (1, 1),
+            };
+            let world = World::with(viv_server::Bounds::default(), |config| {
+                let count = |here: bool| if here && name == "sandboxes" { max } else { 100 };
+                config.quota = viv_store::Quota::of(count(!per_project), count(per_project));
+                let which =
+                    if per_project { &mut config.quota.project_sums_max } else { &mut config.quota.total_sums_max };
+                *which = sums(name, max);
+            })
+            .await;
+            let key = world.key("theirs", false).await;
+            let ask = async |key: &str| {
+                world.whole(request(Method::POST, "/v1/sandboxes", key, Some(json!({"limits": limits(2)})))).await
+            };
+            ask(&key).await.is(201);
+            let refused = ask(&key).await.is(429);
+            assert_eq!(refused.code(), "quota_exceeded");
+            let error = refused.json()["error"].clone();
+            let quota = if per_project { format!("{name}_per_project") } else { name.to_owned() };
+            let told = json!([quota, max, one]);
+            let details = &error["details"];
+            assert_eq!(json!([details["quota"], details["limit"], details["used"]]), told, "{error}");
+            let message = error["message"].as_str().unwrap();
+            assert!(message.contains(&quota) && message.contains(&format!("{one} of {max}")), "{error}");
+
+            // Live, to who sees all, for each project, and to whose project it is.
+            let stats =
+                async |key: &str| world.whole(request(Method::GET, "/v1/stats", key, None)).await.is(200).json();
+            let of = |quotas: &Value| {
+                let found = quotas.as_array().unwrap().iter().find(|quota| quota["name"] == name);
+                found.map_or_else(|| panic!("{name}: {quotas}"), |quota| json!([quota["used"], quota["max"]]))
+            };
+            let all = stats(&world.admin).await;
+            let elsewhere = if name == "sandboxes" { json!(100) } else { json!(null) };
+            let (in_all, in_one) = if per_project { (elsewhere, json!(max)) } else { (json!(max), elsewhere) };
+            assert_eq!(of(&all["quotas"]), json!([one, in_all]), "{all}");
+            assert_eq!(
+                (&all["projects"][0]["project"], of(&all["projects"][0]["quotas"])),
+                (&json!("theirs"), json!([one, in_one]))
+            );
+            assert_eq!(of(&stats(&key).await["quotas"]), json!([one, in_one]));
+            // Another project has room of its own, and of all no more.
+            let other = world.key("others", false).await;
+            ask(&other).await.is(if per_project { 201 } else { 429 });
+        }
+    }
 }
 
 #[tokio::test]

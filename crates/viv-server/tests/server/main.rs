@@ -13,6 +13,7 @@ mod schedules;
 mod schemathesis;
 mod services;
 mod snapshots;
+mod stream;
 mod tasks;
 mod webhooks;
 mod world;

@@ -2,18 +2,27 @@
 
 use std::process::ExitCode;
 
-use viv_api::bound::SandboxRef;
+use viv_api::bound::{SandboxRef, WaitMs};
+use viv_api::client::{ClientError, SandboxHandle};
+use viv_api::error::ErrorCode;
 use viv_api::limits::{Limits, LimitsInForce};
 use viv_api::resources::{Resources, Usage};
+use viv_api::sandbox::{EnsureSandbox, Sandbox, Status, StopSandbox};
 
 use super::Daemon;
-use super::new::wrong;
+use super::new::{check, wrong};
+use super::progress::Waiting;
+use super::stop::not_saved;
 use super::table::Facts;
+use crate::fail::{FAILED, Failure, TIMEOUT};
 use crate::local::limits::LimitArgs;
 use crate::text::{bytes, micros};
 
 /// How no limit is said.
 const UNLIMITED: &str = "unlimited";
+
+/// How long it may take to be saved, and how long to go on.
+const RESTART_WITHIN_MS: u64 = 60_000;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -21,16 +30,69 @@ pub(crate) struct Args {
     sandbox: SandboxRef,
     #[command(flatten)]
     limits: LimitArgs,
+    /// Where a limit cannot be changed while it runs, as that of a disk: save it, and have it go on with the new one;
+    /// what runs in it ends
+    #[arg(long)]
+    restart: bool,
 }
 
 pub(super) fn run(args: Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
     let handle = daemon.sandbox(&args.sandbox);
     let change = Limits::try_from(args.limits).map_err(wrong)?;
     if change != Limits::default() {
-        handle.set_limits(&change)?;
+        match handle.set_limits(&change) {
+            Err(refused) if refused.code() == Some(ErrorCode::Unsupported) => {
+                if !args.restart {
+                    return Err(of_its_next(refused, &handle.get()?));
+                }
+                restarted(&handle, &change, &refused)?;
+            }
+            set => {
+                set?;
+            }
+        }
     }
     let resources = handle.resources()?;
     daemon.answer(&resources, || shown(&resources))
+}
+
+/// It cannot be changed while it runs: what could be done instead is said.
+fn of_its_next(refused: ClientError, sandbox: &Sandbox) -> anyhow::Error {
+    if !sandbox.policy.persistent {
+        return refused.into();
+    }
+    let hint = "with `--restart` it is saved, and goes on with the new limit; what runs in it ends".to_owned();
+    Failure::new(FAILED, refused.to_string()).hint(hint).into()
+}
+
+/// Saves it, changes what it will go on with, and has it go on, also with what it had if that is refused.
+fn restarted(handle: &SandboxHandle<'_>, change: &Limits, refused: &ClientError) -> anyhow::Result<()> {
+    let sandbox = handle.get()?;
+    if !sandbox.policy.persistent {
+        let message = format!("{refused}; and nothing of {} would be saved", sandbox.id);
+        return Err(Failure::new(FAILED, message).hint("make one with the limit that it needs".to_owned()).into());
+    }
+    let wait_ms = Some(WaitMs::new(RESTART_WITHIN_MS).map_err(wrong)?);
+    let stopped = {
+        let _waiting = Waiting::on(format!("saving {}", sandbox.id));
+        handle.stop(&StopSandbox { wait_ms, failed_save: None })?.into_sandbox()
+    };
+    match stopped.status {
+        Status::Hibernated => {}
+        Status::SaveFailed => return Err(not_saved(&stopped).into()),
+        status => {
+            let message = format!("{} is not saved yet: {status}; its limits are as they were", sandbox.id);
+            let hint = format!("say it once more when it is, then `viv ensure {}`", sandbox.id);
+            return Err(Failure::new(TIMEOUT, message).hint(hint).into());
+        }
+    }
+    let set = handle.set_limits(change);
+    let again = {
+        let _waiting = Waiting::on(format!("making {} run", sandbox.id));
+        handle.ensure(&EnsureSandbox { wait_ms })?.into_sandbox()
+    };
+    set?;
+    check(&again)
 }
 
 fn shown(resources: &Resources) -> String {
@@ -46,7 +108,9 @@ fn shown(resources: &Resources) -> String {
         open_files,
     } = resources.limits;
     let usage = resources.usage.clone().unwrap_or_default();
-    let limit = |limit: Option<u64>, shown: fn(u64) -> String| limit.map_or_else(|| UNLIMITED.to_owned(), shown);
+    // What rests gets from the machine what nobody said.
+    let none = if resources.usage.is_some() { UNLIMITED } else { "not said" };
+    let limit = |limit: Option<u64>, shown: fn(u64) -> String| limit.map_or_else(|| none.to_owned(), shown);
     let used = |used: Option<String>| used.map_or_else(String::new, |used| format!("  ({used} in use)"));
     let plain = |number: u64| number.to_string();
     let speed = |bps: u64| format!("{}/s", bytes(bps));

@@ -51,7 +51,9 @@ fn shown(stats: &Stats) -> String {
     }
     for quota in &stats.quotas {
         let (name, used) = in_use(quota);
-        facts.add(&format!("  {name} in use"), used);
+        // Quotas add up what may be used, and not what is.
+        let word = if quota.name == "sandboxes" { "in use" } else { "promised" };
+        facts.add(&format!("  {name} {word}"), used);
     }
     for project in stats.projects.iter().filter(|_| stats.projects.len() > 1) {
         let used: Vec<String> = project

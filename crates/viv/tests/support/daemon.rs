@@ -55,6 +55,13 @@ impl Daemon {
         Self { process: None, client: None, house }
     }
 
+    /// The same, when it serves.
+    #[must_use]
+    pub fn running(mut self) -> Self {
+        self.run(&[]);
+        self
+    }
+
     /// Starts the process, with more environment, and waits until it listens.
     pub fn run(&mut self, env: &[(&str, &str)]) {
         assert!(self.process.is_none(), "it runs already");

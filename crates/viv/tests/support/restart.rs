@@ -73,6 +73,14 @@ impl House {
         Self::made(folder, data, &["--layers", "plain"])
     }
 
+    /// The same on btrfs, whose quota groups are on, with the driver for that.
+    pub fn on_btrfs(disk: &Disk) -> Self {
+        pass_over_unless_root();
+        let folder = tempfile::Builder::new().prefix("viv-test-").tempdir().unwrap();
+        let data = disk.path().canonicalize().unwrap().join("data");
+        Self::made(folder, data, &["--layers", "btrfs"])
+    }
+
     fn made(folder: tempfile::TempDir, data: PathBuf, arguments: &[&str]) -> Self {
         fs::create_dir(&data).unwrap();
         base::lend(&data.join("sandboxes"));

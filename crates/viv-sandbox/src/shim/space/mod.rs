@@ -49,6 +49,8 @@ const TRY_AGAIN_AFTER: Duration = Duration::from_secs(5);
 /// What is kept free of the disk that all sandboxes share, and by what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct DiskReserve {
+    /// What is left now.
+    pub free_bytes: u64,
     /// When less than this is left, the sandbox that took most lately is ended.
     pub bytes: u64,
     /// The same for files, where their number is bounded.
@@ -59,8 +61,9 @@ pub struct DiskReserve {
 
 impl DiskReserve {
     pub(crate) fn of(data: &DataDir) -> io::Result<Self> {
-        let (bytes, files) = Room::of(&data.layers())?.reserves();
-        Ok(Self { bytes, files, put_aside_bytes: ballast::bytes_in(&data.ballast()) })
+        let room = Room::of(&data.layers())?;
+        let (bytes, files) = room.reserves();
+        Ok(Self { free_bytes: room.bytes.free, bytes, files, put_aside_bytes: ballast::bytes_in(&data.ballast()) })
     }
 }
 

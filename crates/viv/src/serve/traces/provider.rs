@@ -10,9 +10,10 @@ use viv_core::exec::{ExecSpec, ExecStatus, TtySize};
 use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked};
 use viv_core::{ExecutionId, Identity, OwnerMark, RequestId, SandboxId, SnapshotId};
 use viv_provider::{
-    ByteReader, Capabilities, Deadline, DeadlineChange, Dialled, DiskUsage, Ended, FileWrite, Finding, InstanceRef,
-    InstanceSpec, LogPart, Mutation, Observation, Obstacle, OutputStream, Page, PageRequest, ProcessSeen, Provider,
-    ProviderError, RequestStream, ResourceLimits, SaveRequest, Snapshot, SnapshotSeen, Swept, WatchStream, Whereabouts,
+    ByteReader, Capabilities, Deadline, DeadlineChange, Dialled, DiskUsage, Ended, FileWrite, Finding, FullPlace,
+    InstanceRef, InstanceSpec, LogPart, Mutation, Observation, Obstacle, OutputStream, Page, PageRequest, ProcessSeen,
+    Provider, ProviderError, RequestStream, ResourceLimits, SaveRequest, Snapshot, SnapshotSeen, Swept, WatchStream,
+    Whereabouts,
 };
 
 type Result<T> = std::result::Result<T, ProviderError>;
@@ -122,6 +123,10 @@ macro_rules! calls {
             fn saves_memory_by(&self) -> Option<String> {
                 self.0.saves_memory_by()
             }
+
+            fn short_of_room(&self) -> Option<String> {
+                self.0.short_of_room()
+            }
         }
     };
     (@of $this:ident nobody) => { $this };
@@ -171,6 +176,7 @@ calls! {
     identity(instance; instance: &InstanceRef) -> Identity;
     whereabouts(instance; instance: &InstanceRef) -> Whereabouts;
     processes(instance; instance: &InstanceRef) -> Vec<ProcessSeen>;
+    full_places(instance; instance: &InstanceRef) -> Vec<FullPlace>;
     log_tail(instance; instance: &InstanceRef, bytes_max: u64) -> Vec<LogPart>;
     execution(instance; instance: &InstanceRef, execution: &ExecutionId) -> ExecStatus;
     executions(instance; instance: &InstanceRef) -> Vec<ExecStatus>;
