@@ -55,4 +55,10 @@ bugs! {
     StopOfTaskUnwritten: "stops-of-tasks-are-durable";
     DriverPanics: "nothing-panics";
     SnapshotAfterDelete: "saved-while-it-was-there";
+    DamagedIsBegunWith: "damaged-is-not-begun-with";
+    DamageUnread: "damaged-is-refused";
+    RestIsJournaled: "nothing-is-recorded";
+    RestIsTouched: "nothing-is-changed";
+    SavedIsLeft: "drain-ends";
+    SealKept: "any-path-same-state";
 }

@@ -53,14 +53,16 @@ pub(crate) enum Told {
 /// An answer, and what was known when it was asked for.
 #[derive(Debug)]
 pub(crate) struct Answer {
-    deed: Deed,
-    id: Option<SandboxId>,
-    was_ended: bool,
-    was_draining: Option<bool>,
-    drains: u64,
+    pub(crate) deed: Deed,
+    pub(crate) id: Option<SandboxId>,
+    pub(crate) was_ended: bool,
+    pub(crate) was_draining: Option<bool>,
+    pub(crate) drains: u64,
+    /// It was to begin with this, which was damaged by then, in a world where nothing goes wrong.
+    pub(crate) damaged: Option<SnapshotId>,
     /// Since when the daemon was there that was asked.
-    began: Instant,
-    told: Result<Told, EngineError>,
+    pub(crate) began: Instant,
+    pub(crate) told: Result<Told, EngineError>,
 }
 
 fn argv(words: &[&str]) -> Vec<String> {
@@ -83,12 +85,13 @@ impl World<'_> {
         let waits = !(slow || self.swarm.has(Trouble::Races) && self.rng.chance(50));
         self.tell(&format!("{} {}", deed.word(), id.as_ref().map(ToString::to_string).unwrap_or_default()));
         let (answers, pending, began) = (self.answers.clone(), self.pending.clone(), self.began);
+        let damaged = self.begins_with.take().filter(|snapshot| self.is_calm() && self.provider.is_damaged(snapshot));
         pending.fetch_add(1, Ordering::SeqCst);
         // In a task of its own, as a server has it: whoever asked may go away.
         let task = tokio::spawn(async move {
             let told = asked.await;
             pending.fetch_sub(1, Ordering::SeqCst);
-            let answer = Answer { deed, id, was_ended, was_draining, drains, began, told };
+            let answer = Answer { deed, id, was_ended, was_draining, drains, damaged, began, told };
             answers.lock().unwrap_or_else(PoisonError::into_inner).push(answer);
         });
         if waits {
@@ -120,7 +123,8 @@ impl World<'_> {
                 _ => engine.get(&Project::default(), &Which::Id(id.clone()), "a client").await,
             };
             let told = told.map(|view| Told::View(Box::new(view)));
-            let answer = Answer { deed, id: Some(id), was_ended: false, was_draining: None, drains, began, told };
+            let (id, was_ended, was_draining, damaged) = (Some(id), false, None, None);
+            let answer = Answer { deed, id, was_ended, was_draining, drains, damaged, began, told };
             answers.lock().unwrap_or_else(PoisonError::into_inner).push(answer);
         });
     }
@@ -147,6 +151,12 @@ impl World<'_> {
             Deed::StopTask | Deed::ContinueTask => return self.turn_task(deed).await,
             Deed::RunSchedule | Deed::RemoveSchedule => return self.schedules(deed).await,
             Deed::RemoveSnapshot => return self.remove_snapshot().await,
+            Deed::DamageSnapshot => {
+                let Some(snapshot) = self.some_snapshot().await else { return Ok(()) };
+                self.tell(&format!("{}: {snapshot}", deed.word()));
+                self.provider.damage_snapshot(&snapshot);
+                return Ok(());
+            }
             _ => {}
         }
         let Some(id) = self.someone() else { return Ok(()) };
@@ -162,7 +172,7 @@ impl World<'_> {
             Deed::Schedule => self.schedule(&id).await,
             Deed::Execute | Deed::ExecuteWaking | Deed::Work => self.execute(deed, &id).await,
             Deed::KillService => self.kill_service(&id).await,
-            Deed::Crash | Deed::Hang | Deed::LoseRoot | Deed::Deny | Deed::Mend => {
+            Deed::Crash | Deed::Hang | Deed::LoseRoot | Deed::Deny | Deed::Pose | Deed::Mend => {
                 self.damage(deed, &id);
                 Ok(())
             }
@@ -233,6 +243,7 @@ impl World<'_> {
             name.parse().expect("a name")
         });
         let policy = self.policy();
+        self.begins_with.clone_from(&snapshot);
         let deed = if snapshot.is_some() { Deed::CreateFrom } else { Deed::Create };
         let request = CreateRequest {
             project: Project::default(),
@@ -372,6 +383,7 @@ impl World<'_> {
         // The end of an instance is pushed: a tick later nobody is told that it is ready.
         let instance = InstanceRef { sandbox: id.clone(), generation: view.sandbox.generation };
         if self.is_calm()
+            && self.provider.damage_of(id) != Some(Damage::Poses)
             && let Ok(seen) = self.provider.truth().observe(&instance).await
             && let InstanceState::Ended(ended) = &seen.state
         {
@@ -434,6 +446,7 @@ impl World<'_> {
             Deed::Hang => self.provider.damage(id, Some(Damage::Hangs)),
             Deed::LoseRoot => self.provider.damage(id, Some(Damage::Rootless)),
             Deed::Deny => self.provider.damage(id, Some(Damage::Denied)),
+            Deed::Pose => self.provider.damage(id, Some(Damage::Poses)),
             Deed::Mend => self.provider.damage(id, None),
             _ => {
                 let causes = [
@@ -460,21 +473,16 @@ impl World<'_> {
 
     /// An answer is heard.
     pub(crate) async fn hear(&mut self, answer: Answer) -> Found {
-        let Answer { deed, id, was_ended, was_draining, drains, began, told } = answer;
+        let Answer { deed, id, was_ended, was_draining, drains, damaged, began, told } = answer;
         let name = id.as_ref().map(ToString::to_string).unwrap_or_default();
         if let Ok(Told::View(view)) = &told {
             self.shown(view).await?;
         }
-        let takes = matches!(deed, Deed::Create | Deed::CreateFrom | Deed::Ensure);
         // Unless that has changed since, when nobody waited for this.
-        let same = drains == self.drains;
-        holds("draining-takes-nothing", !(same && takes && told.is_ok() && was_draining == Some(true)), || {
-            format!("{} {name} was taken while the daemon is drained", deed.word())
-        })?;
-        let refused = matches!(told, Err(EngineError::Draining)) && was_draining == Some(false);
-        holds("undrained-takes-work", !(same && refused), || {
-            format!("{} {name} was refused, and nobody drains", deed.word())
-        })?;
+        let was_draining = was_draining.filter(|_| drains == self.drains);
+        heard_of_drains(deed, &name, was_draining, &told)?;
+        let begun = damaged.filter(|_| told.is_ok() && self.is_calm());
+        holds("damaged-is-refused", begun.is_none(), || format!("{} {name} begins with {begun:?}", deed.word()))?;
         match (deed, &told) {
             (Deed::Create | Deed::CreateFrom, Ok(Told::All(made))) => {
                 holds("one-key-one-sandbox", made.windows(2).all(|two| two[0] == two[1]), || format!("{made:?}"))?;
@@ -561,4 +569,14 @@ impl World<'_> {
         }
         Ok(())
     }
+}
+
+/// While it is known whether a daemon drains, work is taken or refused by that.
+fn heard_of_drains(deed: Deed, name: &str, draining: Option<bool>, told: &Result<Told, EngineError>) -> Found {
+    let takes = matches!(deed, Deed::Create | Deed::CreateFrom | Deed::Ensure);
+    holds("draining-takes-nothing", !(takes && told.is_ok() && draining == Some(true)), || {
+        format!("{} {name} was taken while the daemon is drained", deed.word())
+    })?;
+    let refused = matches!(told, Err(EngineError::Draining)) && draining == Some(false);
+    holds("undrained-takes-work", !refused, || format!("{} {name} was refused, and nobody drains", deed.word()))
 }

@@ -47,7 +47,10 @@ impl World<'_> {
         if self.draining != Some(false) && self.engine().undrain(somebody()).await.is_err() {
             return Ok(());
         }
-        let left: Vec<Sandbox> = self.picture().await.records.into_values().filter(is_comparable).collect();
+        // What began with a damaged snapshot, or would, cannot come back.
+        let whole = |record: &Sandbox| !record.uses().into_iter().any(|used| self.provider.is_damaged(used));
+        let all = self.picture().await.records.into_values();
+        let left: Vec<Sandbox> = all.filter(|record| is_comparable(record) && whole(record)).collect();
         for record in left.into_iter().take(COMPARED_MAX) {
             let like = CreateRequest {
                 project: Project::default(),

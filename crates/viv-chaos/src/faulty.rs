@@ -1,6 +1,7 @@
 //! A provider that loses, delays and repeats, and whose instances can be damaged: the one in memory in worlds, and any
 //! other on a real daemon ([`FaultyProvider::around`]).
 
+mod alone;
 mod calls;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -10,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
-use viv_core::{EndCause, ExecutionId, FencingToken, Generation, SandboxId};
+use viv_core::{EndCause, ExecutionId, FencingToken, Generation, SandboxId, SnapshotId};
 use viv_provider::sim::SimProvider;
 use viv_provider::{InstanceRef, Page, ProviderError};
 
@@ -19,6 +20,8 @@ use crate::orders::{Moment, Orders, Turn};
 use crate::plan::Trouble;
 use crate::rng::Rng;
 use crate::script::{Script, Way};
+
+use alone::Alone;
 
 type Result<T> = std::result::Result<T, ProviderError>;
 
@@ -50,6 +53,8 @@ pub enum Damage {
     Rootless,
     /// Asked about it, the provider says that it knows no such thing, and has it all the same.
     Denied,
+    /// Asked about it, the provider says that it runs, even when it has ended or is frozen.
+    Poses,
 }
 
 /// What can go wrong with a call.
@@ -60,7 +65,7 @@ const OF_CALLS: [Trouble; 6] =
 const OF_STREAMS: [Trouble; 4] = [Trouble::Lost, Trouble::Unanswered, Trouble::LateAnswer, Trouble::Unavailable];
 
 /// What can go wrong when nothing is said.
-const TROUBLES: [Trouble; 8] = [
+const TROUBLES: [Trouble; 9] = [
     Trouble::Lost,
     Trouble::Unanswered,
     Trouble::Twice,
@@ -69,6 +74,7 @@ const TROUBLES: [Trouble; 8] = [
     Trouble::Unavailable,
     Trouble::PartialListing,
     Trouble::UnheardEnd,
+    Trouble::BrokenStream,
 ];
 
 /// How many saves in a hundred take their time, in worlds where calls are answered late.
@@ -102,6 +108,14 @@ struct Chance {
     late_ms_max: u64,
     /// In which generations a command was started.
     starts: BTreeMap<ExecutionId, BTreeSet<Generation>>,
+    /// Somebody asked who was to be left alone.
+    pestered: Option<String>,
+    /// Whether every look goes through the breaker: where there are hooks, one before them does not.
+    looks_count: bool,
+    /// Snapshots that are damaged.
+    damaged: BTreeSet<SnapshotId>,
+    /// One of them was begun with all the same.
+    begun_damaged: Option<String>,
 }
 
 impl Chance {
@@ -129,6 +143,9 @@ pub struct FaultyProvider<P = SimProvider> {
     damage: Arc<Mutex<BTreeMap<SandboxId, Damage>>>,
     mutations: Arc<AtomicU64>,
     silent: Arc<AtomicBool>,
+    down: Arc<AtomicBool>,
+    /// What this daemon was refused.
+    alone: Arc<Mutex<Alone>>,
     partial: Arc<AtomicBool>,
     unheard: Arc<AtomicU64>,
     script: Arc<Mutex<Script>>,
@@ -145,9 +162,16 @@ impl FaultyProvider<SimProvider> {
         Self::made(inner, seed, percent, troubles, LATE_MS_MAX)
     }
 
+    /// Ends what lives of a sandbox. It is not damaged any more, but who says that it runs still does.
     pub(crate) fn crash(&self, sandbox: &SandboxId, cause: EndCause) -> bool {
-        lock(&self.damage).remove(sandbox);
+        lock(&self.damage).retain(|damaged, damage| damaged != sandbox || *damage == Damage::Poses);
         self.inner.crash(sandbox, cause)
+    }
+
+    /// A snapshot is not what was saved any more, and is not to be begun with.
+    pub(crate) fn damage_snapshot(&self, snapshot: &SnapshotId) {
+        self.inner.damage_snapshot(snapshot);
+        lock(&self.chance).damaged.insert(snapshot.clone());
     }
 }
 
@@ -172,6 +196,10 @@ impl<P> FaultyProvider<P> {
             listed: BTreeMap::new(),
             late_ms_max,
             starts: BTreeMap::new(),
+            pestered: None,
+            looks_count: false,
+            damaged: BTreeSet::new(),
+            begun_damaged: None,
         };
         Self {
             inner,
@@ -181,6 +209,8 @@ impl<P> FaultyProvider<P> {
             damage: Arc::default(),
             mutations: Arc::default(),
             silent: Arc::default(),
+            down: Arc::default(),
+            alone: Arc::default(),
             partial: Arc::default(),
             unheard: Arc::default(),
             script: Arc::default(),
@@ -209,7 +239,7 @@ impl<P> FaultyProvider<P> {
     where
         P: Clone,
     {
-        Self { line: line.clone(), ..self.clone() }
+        Self { line: line.clone(), alone: Arc::default(), ..self.clone() }
     }
 
     /// How often what went wrong.
@@ -223,9 +253,34 @@ impl<P> FaultyProvider<P> {
         chance.starts.iter().find(|(_, generations)| generations.len() > 1).map(|(execution, _)| execution.clone())
     }
 
+    /// A command is started in this generation.
+    pub(crate) fn started(&self, execution: ExecutionId, generation: Generation) {
+        lock(&self.chance).starts.entry(execution).or_default().insert(generation);
+    }
+
     /// A change by somebody who was superseded.
     pub(crate) fn overtaken(&self) -> Option<String> {
         lock(&self.chance).overtaken.clone()
+    }
+
+    /// A call to who was to be left alone.
+    pub(crate) fn pestered(&self) -> Option<String> {
+        lock(&self.chance).pestered.clone()
+    }
+
+    /// Whether looks count among the calls after which a provider is left alone.
+    pub(crate) fn set_looks_count(&self, count: bool) {
+        lock(&self.chance).looks_count = count;
+    }
+
+    /// Whether a snapshot is damaged.
+    pub(crate) fn is_damaged(&self, snapshot: &SnapshotId) -> bool {
+        lock(&self.chance).damaged.contains(snapshot)
+    }
+
+    /// Something that was begun with a damaged snapshot.
+    pub(crate) fn begun_damaged(&self) -> Option<String> {
+        lock(&self.chance).begun_damaged.clone()
     }
 
     /// When it was last probed, or was to be.
@@ -246,6 +301,11 @@ impl<P> FaultyProvider<P> {
     /// Whether no call arrives at all, as on a machine that is too busy for anything.
     pub fn set_silent(&self, silent: bool) {
         self.silent.store(silent, Ordering::SeqCst);
+    }
+
+    /// Whether every call is refused at once, because nobody is there.
+    pub(crate) fn set_down(&self, down: bool) {
+        self.down.store(down, Ordering::SeqCst);
     }
 
     /// Whether nobody answers who asks for what was left.
@@ -337,6 +397,9 @@ impl<P> FaultyProvider<P> {
         if self.is_silent() {
             return Some(Fault::Lost);
         }
+        if self.is_down() {
+            return Some(Fault::Unavailable);
+        }
         if let Some(moment) = self.orders.as_ref().and_then(|orders| orders.is_killed_at(call)) {
             return Some(Fault::Killed(moment));
         }
@@ -369,6 +432,20 @@ impl<P> FaultyProvider<P> {
             *chance.counts.entry(Trouble::LateAnswer).or_default() += 1;
         }
         slow
+    }
+
+    /// Whether this goes wrong here at all: what does not draws no number.
+    fn can(&self, trouble: Trouble) -> bool {
+        lock(&self.chance).troubles.contains(&trouble)
+    }
+
+    fn is_down(&self) -> bool {
+        self.down.load(Ordering::SeqCst)
+    }
+
+    /// Whether nothing is heard from the provider at all.
+    fn is_out_of_reach(&self) -> bool {
+        self.is_down() || self.silent.load(Ordering::SeqCst)
     }
 
     /// Whether no call arrives; then this one does not.
@@ -406,12 +483,47 @@ impl<P> FaultyProvider<P> {
         T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        self.line.call(async { self.on_its_way(name, self.fault(name, &OF_CALLS), call).await }).await
+        let going = async { self.on_its_way(name, self.fault(name, &OF_CALLS), call).await };
+        self.line.call(self.heard(name, None, going)).await
+    }
+
+    /// One about a sandbox, which is admitted by itself.
+    async fn through_about<T, F>(&self, name: &'static str, about: &SandboxId, call: impl Fn(P) -> F) -> Result<T>
+    where
+        P: Clone,
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let going = async { self.on_its_way(name, self.fault(name, &OF_CALLS), call).await };
+        self.line.call(self.heard(name, Some(about), going)).await
+    }
+
+    /// What a daemon hears, with what follows from that for the next one that it asks.
+    async fn heard<T>(
+        &self,
+        name: &'static str,
+        about: Option<&SandboxId>,
+        going: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let about = about.filter(|_| self.keeps() && Alone::counts(name, lock(&self.chance).looks_count));
+        if let Some(about) = about.filter(|_| !self.line.was_held())
+            && let Some(what) = lock(&self.alone).asked(name, about, Instant::now())
+        {
+            lock(&self.chance).pestered.get_or_insert(what);
+        }
+        let answer = going.await;
+        match (&answer, about) {
+            (Err(error), Some(about)) if error.is_transient() => lock(&self.alone).refused(about, Instant::now()),
+            (Err(error), None) if error.is_transient() => {}
+            (Ok(_) | Err(_), _) => lock(&self.alone).answered(),
+        }
+        answer
     }
 
     /// One that cannot be made again: it has a stream in it, or opens one.
     async fn through_once<T>(&self, name: &'static str, call: impl Future<Output = Result<T>>) -> Result<T> {
-        self.line.call(async { self.once(name, self.fault(name, &OF_STREAMS), call).await }).await
+        let going = async { self.once(name, self.fault(name, &OF_STREAMS), call).await };
+        self.line.call(self.heard(name, None, going)).await
     }
 
     async fn once<T>(
@@ -441,10 +553,7 @@ impl<P> FaultyProvider<P> {
                 self.die();
                 self.timed_out(name).await
             }
-            Some(Fault::Unavailable) => {
-                let source = std::io::Error::other("simulated");
-                Err(ProviderError::Unavailable { what: "the provider".to_owned(), source })
-            }
+            Some(Fault::Unavailable) => Err(unavailable()),
         }
     }
 
@@ -496,7 +605,7 @@ impl<P> FaultyProvider<P> {
             let fault = self.chosen(name, sandbox).or_else(|| self.fault(name, &OF_CALLS));
             self.on_its_way(name, fault, call).await
         };
-        self.line.call(going).await
+        self.line.call(self.heard(name, Some(sandbox), going)).await
     }
 
     /// A change with a stream in it.
@@ -511,7 +620,7 @@ impl<P> FaultyProvider<P> {
             let fault = self.chosen(name, sandbox).or_else(|| self.fault(name, &OF_STREAMS));
             self.once(name, fault, call).await
         };
-        self.line.call(going).await
+        self.line.call(self.heard(name, Some(sandbox), going)).await
     }
 
     async fn mutate<T, F>(
@@ -543,7 +652,7 @@ impl<P> FaultyProvider<P> {
     async fn agent(&self, sandbox: &SandboxId) -> Result<()> {
         match self.damage_of(sandbox) {
             Some(Damage::Hangs) => std::future::pending().await,
-            Some(Damage::Rootless | Damage::Denied) | None => Ok(()),
+            Some(Damage::Rootless | Damage::Denied | Damage::Poses) | None => Ok(()),
         }
     }
 
@@ -551,10 +660,19 @@ impl<P> FaultyProvider<P> {
     async fn file(&self, sandbox: &SandboxId) -> Result<()> {
         self.agent(sandbox).await?;
         match self.damage_of(sandbox) {
-            Some(Damage::Rootless) => Err(ProviderError::Failed { what: "the root is not mounted".to_owned() }),
-            Some(Damage::Hangs | Damage::Denied) | None => Ok(()),
+            Some(Damage::Rootless) if !self.is_out_of_reach() => {
+                lock(&self.alone).answered();
+                Err(ProviderError::Failed { what: "the root is not mounted".to_owned() })
+            }
+            Some(Damage::Hangs | Damage::Denied | Damage::Poses | Damage::Rootless) | None => Ok(()),
         }
     }
+}
+
+/// Nobody is there.
+fn unavailable() -> ProviderError {
+    let source = std::io::Error::other("simulated");
+    ProviderError::Unavailable { what: "the provider".to_owned(), source }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

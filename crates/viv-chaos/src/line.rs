@@ -31,6 +31,8 @@ pub(crate) struct Line {
     left: Arc<Mutex<Option<(u64, bool)>>>,
     /// It does not cut itself any more, not even after a call that is on its way: one that waits for an end takes hours.
     stays: Arc<AtomicBool>,
+    /// It was held at some time, so that answers came later than they were given.
+    was_held: Arc<AtomicBool>,
     /// Changes that are counted, and how one of them goes.
     calls: Option<Arc<Calls>>,
 }
@@ -38,7 +40,14 @@ pub(crate) struct Line {
 impl Line {
     pub(crate) fn new() -> Self {
         let state = Arc::new(Mutex::new(State::Open));
-        Self { state, bell: Arc::default(), left: Arc::default(), stays: Arc::default(), calls: None }
+        Self {
+            state,
+            bell: Arc::default(),
+            left: Arc::default(),
+            stays: Arc::default(),
+            was_held: Arc::default(),
+            calls: None,
+        }
     }
 
     /// One on which changes are counted.
@@ -70,6 +79,7 @@ impl Line {
 
     /// What is on its way waits.
     pub(crate) fn hold(&self) {
+        self.was_held.store(true, Ordering::SeqCst);
         self.turn(&[State::Open], State::Held);
     }
 
@@ -87,6 +97,11 @@ impl Line {
     pub(crate) fn stay(&self) {
         self.stays.store(true, Ordering::SeqCst);
         *self.left.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Whether answers may have come later than they were given.
+    pub(crate) fn was_held(&self) -> bool {
+        self.was_held.load(Ordering::SeqCst)
     }
 
     pub(crate) fn is_cut(&self) -> bool {

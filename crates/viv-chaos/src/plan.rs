@@ -113,6 +113,8 @@ kinds!(
         LoseRoot = "a root is lost" 3,
         /// Asked about it, the provider does not know it.
         Deny = "an instance is denied" 2,
+        /// Asked about it, the provider says that it runs, whatever it does.
+        Pose = "an instance is said to run" 2,
         /// It is whole again.
         Mend = "an instance is mended" 5,
         /// One of its services is killed.
@@ -121,6 +123,14 @@ kinds!(
         Stray = "an instance without a record appears" 1,
         /// And one of somebody else's.
         Foreign = "an instance of somebody else's appears" 1,
+        /// A snapshot is not what was saved any more.
+        DamageSnapshot = "a snapshot is damaged" 1,
+        /// What is saved for a while is so without its memory.
+        RefuseDumps = "no memory can be saved" 2,
+        /// The machine has hardly any left for a while.
+        ShortMemory = "memory is short" 3,
+        /// The provider's clock shows a later time from now on, in worlds where clocks jump.
+        SetClock = "the provider's clock is set" 1,
         /// A daemon ends in order, and another one begins.
         Restart = "a daemon is restarted" 1,
         /// A daemon is killed where it is.
@@ -131,12 +141,22 @@ kinds!(
         Stall = "a daemon is away for a while" 1,
         /// No call reaches the provider.
         Partition = "the provider is cut off" 1,
+        /// Every call is refused at once: nobody is there.
+        Outage = "the provider is down" 2,
         /// No write of the store succeeds.
         FillDisk = "the disk is full" 1,
     }
 );
 
 impl Deed {
+    /// Whether only every second world has it at all.
+    fn is_rare(self) -> bool {
+        matches!(
+            self,
+            Self::Pose | Self::DamageSnapshot | Self::RefuseDumps | Self::ShortMemory | Self::SetClock | Self::Outage
+        )
+    }
+
     /// Whether it is nobody's wish.
     pub fn is_fault(self) -> bool {
         self >= Self::Crash && self != Self::Mend
@@ -165,6 +185,8 @@ kinds!(
         StaleListing = "stale listing" 40,
         /// The end of an instance is not pushed.
         UnheardEnd = "unheard end" 30,
+        /// A stream of what is asked inside breaks before the next question is heard.
+        BrokenStream = "broken stream" 40,
         /// The store fails before its effect.
         StoreBefore = "store before" 50,
         /// The store fails after its effect.
@@ -252,6 +274,9 @@ impl Plan {
     }
 }
 
+/// Sets the numbers apart by which it is drawn whether a world has what is rare.
+const RARE: u64 = 0x7261_7265;
+
 /// What happens in a world, and how often.
 #[derive(Debug, Clone)]
 pub(crate) struct Swarm {
@@ -264,6 +289,9 @@ impl Swarm {
     pub(crate) fn draw(plan: &Plan, rng: &mut Rng) -> Self {
         let mut deeds = Vec::new();
         for deed in Deed::ALL {
+            if deed.is_rare() {
+                continue;
+            }
             let always = matches!(deed, Deed::Create | Deed::Ensure | Deed::Wait | Deed::Mend | Deed::Undrain);
             let factor = match rng.below(10) {
                 0..3 => 0,
@@ -276,11 +304,33 @@ impl Swarm {
             }
         }
         let mut troubles = BTreeSet::new();
-        for trouble in Trouble::ALL {
+        for trouble in Trouble::ALL.iter().filter(|trouble| **trouble != Trouble::BrokenStream) {
             if rng.chance(trouble.weight()) && !plan.without.troubles.contains(trouble) {
                 troubles.insert(*trouble);
             }
         }
+        // By numbers of its own: half of the worlds have nothing of this, and are as they were before there was any of it.
+        let mut own = Rng::new(plan.seed ^ RARE);
+        let has_rare = own.chance(50);
+        for deed in Deed::ALL.iter().filter(|deed| deed.is_rare()) {
+            let factor = [0, 1, 1, 4][own.below(4) as usize];
+            if has_rare && factor > 0 && !plan.without.deeds.contains(deed) {
+                deeds.push((*deed, deed.weight() * factor));
+            }
+        }
+        let breaks = own.chance(Trouble::BrokenStream.weight());
+        if has_rare && breaks && !plan.without.troubles.contains(&Trouble::BrokenStream) {
+            troubles.insert(Trouble::BrokenStream);
+        }
+        // What only some worlds can have.
+        let can = |deed: Deed| match deed {
+            Deed::RefuseDumps | Deed::ShortMemory => troubles.contains(&Trouble::Memory),
+            Deed::SetClock => troubles.contains(&Trouble::ClockJump),
+            // Where no call goes wrong, bounds in time are looked at, and these would leave little to look at.
+            Deed::Outage | Deed::Pose => plan.faults_percent > 0,
+            _ => true,
+        };
+        deeds.retain(|(deed, _)| can(*deed));
         Self { deeds, troubles }
     }
 

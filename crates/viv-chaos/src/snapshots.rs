@@ -43,6 +43,7 @@ impl World<'_> {
             }
             Deed::Rollback => {
                 let Some(snapshot) = self.some_snapshot().await else { return Ok(()) };
+                self.begins_with = Some(snapshot.clone());
                 let request = RollbackRequest { snapshot, discard: self.rng.chance(50), by: somebody() };
                 let asked = async move {
                     let view = engine.rollback(&sandbox, request).await?;
@@ -55,7 +56,10 @@ impl World<'_> {
                     return Ok(());
                 }
                 let from = match self.some_snapshot().await.filter(|_| self.rng.chance(40)) {
-                    Some(snapshot) => ForkedFrom::Snapshot(snapshot),
+                    Some(snapshot) => {
+                        self.begins_with = Some(snapshot.clone());
+                        ForkedFrom::Snapshot(snapshot)
+                    }
                     None => ForkedFrom::Sandbox(sandbox),
                 };
                 let request = ForkRequest {

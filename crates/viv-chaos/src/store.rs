@@ -40,6 +40,11 @@ const SLOW_MS_MAX: u64 = 3_000;
 /// How late the answer to a chosen write is.
 const LATE_ANSWER: Duration = Duration::from_millis(1_500);
 
+/// Whether it is one with which an instance ends by itself.
+fn is_an_end(cause: &Cause) -> bool {
+    [Cause::OomKilled, Cause::DiskFull, Cause::Crashed, Cause::SupervisorLost, Cause::Rebooted].contains(cause)
+}
+
 /// Something that was recorded.
 #[derive(Debug, Clone)]
 pub(crate) enum Recorded {
@@ -326,7 +331,10 @@ impl FaultyStore {
         for (change, (before, rows)) in changes.iter().zip(before) {
             let Some(after) = self.truth.get(&change.sandbox.id).await? else { continue };
             let moved = before.as_ref().is_some_and(|before| before.phase.name() != after.phase.name());
-            if moved && matches!(after.cause.cause, Cause::Expired | Cause::ProviderLost) {
+            let lived =
+                before.as_ref().is_some_and(|before| matches!(before.phase, Phase::Ready | Phase::Frozen { .. }));
+            let ended = lived && after.phase == Phase::Lost && is_an_end(&after.cause.cause);
+            if moved && (ended || matches!(after.cause.cause, Cause::Expired | Cause::ProviderLost)) {
                 let instance = InstanceRef { sandbox: after.id.clone(), generation: after.generation };
                 let state = really.observe(&instance).await.map(|seen| seen.state);
                 let (state, cause) = (state.unwrap_or(InstanceState::Absent), after.cause.cause.clone());

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
-use viv_core::lifecycle::{Actor, Phase, Sandbox};
+use viv_core::lifecycle::{Actor, Cause, Memory, Phase, PhaseName, Sandbox};
 use viv_core::spec::Project;
-use viv_core::{FencingToken, Generation, OperationId, SandboxId};
-use viv_engine::{Clock, Engine, EngineConfig, Which};
+use viv_core::{FencingToken, Generation, OperationId, SandboxId, SnapshotId};
+use viv_engine::{CleanupConfig, Clock, Engine, EngineConfig, Which};
 use viv_provider::sim::{SimClock, SimProvider};
 use viv_provider::{
     Image, InstanceRef, InstanceSpec, InstanceState, Mutation, Network, Provider, Recall, ResourceLimits,
@@ -24,7 +24,7 @@ use crate::line::Line;
 use crate::panics;
 use crate::plan::{Deed, Plan, StoreKind, Swarm, Trouble};
 use crate::rng::Rng;
-use crate::store::FaultyStore;
+use crate::store::{FaultyStore, Recorded};
 
 /// Some time in the past, so that times look like times.
 const EPOCH_MS: u64 = 1_700_000_000_000;
@@ -58,6 +58,10 @@ const LOOKS_EVERY: Duration = Duration::from_secs(20);
 
 /// Farthest that a clock is set back or forth.
 const JUMP_MS_MAX: u64 = 90_000;
+
+/// Which part of the memory that sandboxes share is left, and when it is short.
+const ENOUGH_LEFT: f64 = 0.5;
+const HARDLY_LEFT: f64 = 0.02;
 
 /// What came of a world.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -167,7 +171,11 @@ pub(crate) struct World<'p> {
     away: Vec<(Instant, Line, Engine)>,
     /// Until when nobody promises anything about time.
     disturbed_until: Instant,
-    partition_until: Option<Instant>,
+    /// The provider's time, and how far it was set forth.
+    sim_clock: SimClock,
+    set_forth_ms: u64,
+    /// With which snapshot the next that is asked for begins.
+    pub(crate) begins_with: Option<SnapshotId>,
     pub(crate) quota_max: Option<u64>,
     /// How many live at once: few are in each other's way, or in their own.
     pub(crate) living_max: usize,
@@ -189,7 +197,7 @@ pub(crate) struct World<'p> {
 }
 
 impl<'p> World<'p> {
-    async fn new(plan: &'p Plan) -> Self {
+    pub(crate) async fn new(plan: &'p Plan) -> Self {
         let sim_clock = SimClock::starting_at(EPOCH_MS);
         // The provider's time follows tokio's, in small steps, so that whoever waits for either sees one order.
         let ticking = sim_clock.clone();
@@ -202,9 +210,13 @@ impl<'p> World<'p> {
         let mut rng = Rng::new(plan.seed);
         let swarm = Swarm::draw(plan, &mut rng);
         let troubles: Vec<Trouble> = Trouble::ALL.iter().copied().filter(|trouble| swarm.has(*trouble)).collect();
-        let sim = SimProvider::new(sim_clock);
+        let sim = SimProvider::new(sim_clock.clone());
         let percent = plan.faults_percent;
         let provider = FaultyProvider::with_troubles(sim.clone(), rng.next_u64(), percent, troubles.clone());
+        provider.set_looks_count(!swarm.has(Trouble::Hooks));
+        if swarm.has(Trouble::Memory) {
+            sim.set_memory_left(Some(ENOUGH_LEFT));
+        }
         let of_store = [Trouble::StoreBefore, Trouble::StoreAfter, Trouble::SlowStore];
         let of_store = troubles.into_iter().filter(|trouble| of_store.contains(trouble)).collect();
         let (truth, file): (Arc<dyn Store>, _) = match plan.store {
@@ -241,7 +253,9 @@ impl<'p> World<'p> {
             _file: file,
             away: Vec::new(),
             disturbed_until: Instant::now(),
-            partition_until: None,
+            sim_clock,
+            set_forth_ms: 0,
+            begins_with: None,
             quota_max,
             living_max,
             pace,
@@ -283,6 +297,9 @@ impl<'p> World<'p> {
         // Worlds are shorter than the hour in which a daemon compares all snapshots.
         config.periods.snapshots_all = config.periods.snapshots;
         config.inside = Some(crate::tasks::answers());
+        if self.swarm.has(Trouble::Memory) {
+            config.cleanup = Some(only_memory());
+        }
         if let Some(max) = self.quota_max {
             config.quota = Quota::of(max, max);
         }
@@ -403,12 +420,12 @@ impl<'p> World<'p> {
                 }
             }
             Deed::Restart | Deed::Kill | Deed::KillAtCall | Deed::Stall => self.end_daemon(deed).await,
-            Deed::Partition => {
-                let ms = 1_000 + self.rng.below(60_000);
-                self.tell(&format!("the provider is cut off for {ms} ms"));
-                self.provider.set_silent(true);
-                self.partition_until = Some(Instant::now() + Duration::from_millis(ms));
-                self.disturb(ms);
+            Deed::Partition | Deed::Outage | Deed::RefuseDumps | Deed::ShortMemory => self.endure(deed),
+            Deed::SetClock => {
+                let ms = self.rng.below(JUMP_MS_MAX);
+                self.tell(&format!("{} forth by {ms} ms", deed.word()));
+                self.set_forth_ms += ms;
+                self.sim_clock.advance(ms);
             }
             Deed::FillDisk => {
                 let ms = 1_000 + self.rng.below(30_000);
@@ -432,6 +449,27 @@ impl<'p> World<'p> {
         Ok(())
     }
 
+    /// Something is so for a while.
+    fn endure(&mut self, deed: Deed) {
+        let ms = 1_000 + self.rng.below(60_000);
+        self.tell(&format!("{} for {ms} ms", deed.word()));
+        let provider = self.provider.clone();
+        let set = move |on: bool| match deed {
+            Deed::Partition => provider.set_silent(on),
+            Deed::Outage => provider.set_down(on),
+            Deed::RefuseDumps => provider.truth().fail_dumps(on.then_some("simulated")),
+            _ => provider.truth().set_memory_left(Some(if on { HARDLY_LEFT } else { ENOUGH_LEFT })),
+        };
+        set(true);
+        if matches!(deed, Deed::Partition | Deed::Outage) {
+            self.disturb(ms);
+        }
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(ms)).await;
+            set(false);
+        });
+    }
+
     fn disturb(&mut self, ms: u64) {
         self.disturbed_until = self.disturbed_until.max(Instant::now() + Duration::from_millis(ms) + SETTLES);
     }
@@ -444,10 +482,6 @@ impl<'p> World<'p> {
 
     /// Whoever was killed is followed by another one, and whoever was away goes on.
     async fn look_after_daemons(&mut self) {
-        if self.partition_until.is_some_and(|until| until <= Instant::now()) {
-            self.partition_until = None;
-            self.provider.set_silent(false);
-        }
         let (back, away) =
             std::mem::take(&mut self.away).into_iter().partition(|(until, _, _)| *until <= Instant::now());
         self.away = away;
@@ -496,9 +530,10 @@ impl<'p> World<'p> {
     }
 
     /// What must hold now, whatever happened.
-    async fn check(&mut self) -> Found {
+    pub(crate) async fn check(&mut self) -> Found {
         for recorded in self.store.recorded() {
             self.changes.check(&recorded)?;
+            self.check_room(&recorded)?;
         }
         let panics = panics::heard();
         holds("nothing-panics", panics.is_empty(), || panics.join("; "))?;
@@ -521,6 +556,10 @@ impl<'p> World<'p> {
         self.check_strays(&picture).await?;
         let overtaken = self.provider.overtaken();
         holds("superseded-changes-nothing", overtaken.is_none(), || overtaken.unwrap_or_default())?;
+        let pestered = self.provider.pestered();
+        holds("left-alone", pestered.is_none(), || pestered.unwrap_or_default())?;
+        let begun = self.provider.begun_damaged();
+        holds("damaged-is-not-begun-with", begun.is_none(), || begun.unwrap_or_default())?;
         let twice = self.provider.started_twice();
         holds("started-in-one-generation", twice.is_none(), || format!("{twice:?}"))?;
         if self.told_drained {
@@ -528,6 +567,21 @@ impl<'p> World<'p> {
             holds("drained-stays-drained", runs.is_empty(), || format!("{runs:?} runs"))?;
         }
         Ok(())
+    }
+
+    /// What was frozen, and was to go to disk for the room that it takes, does not lose its memory for that (L13).
+    pub(crate) fn check_room(&self, recorded: &Recorded) -> Found {
+        let Recorded::Sandbox { before: Some(before), after, .. } = recorded else { return Ok(()) };
+        let for_room = before.cause.cause == Cause::MemoryShort && before.rests_for == Some(Cause::MemoryShort);
+        let nobody_asked = !before.held && before.entry.is_none() && before.rollback.is_none();
+        let saving = before.memory == Some(Memory::Saving) && before.phase.name() == PhaseName::Hibernating;
+        if !(for_room && nobody_asked && saving && self.is_calm() && self.provider.damage_of(&after.id).is_none()) {
+            return Ok(());
+        }
+        let lost = matches!(after.memory, Some(Memory::NotSaved { .. })) && after.phase.name() != PhaseName::Frozen;
+        holds("room-keeps-memory", !lost, || {
+            format!("{} was frozen, and is {:?} with {:?}", after.id, after.phase, after.memory)
+        })
     }
 
     /// What was written is there.
@@ -613,6 +667,11 @@ impl<'p> World<'p> {
         self.store.heal();
         self.provider.heal();
         self.provider.set_silent(false);
+        self.provider.set_down(false);
+        self.provider.truth().fail_dumps(None);
+        if self.swarm.has(Trouble::Memory) {
+            self.provider.truth().set_memory_left(Some(ENOUGH_LEFT));
+        }
         for (_, line, _) in &self.away {
             line.release();
         }
@@ -658,7 +717,7 @@ impl<'p> World<'p> {
         let ends = picture.records.values().filter_map(Sandbox::lives_until_ms);
         let idles = picture.records.values().filter_map(|record| record.idle_at_ms(true));
         let soonest_ms = ends.chain(idles).min().unwrap_or(u64::MAX);
-        let left_ms = soonest_ms.saturating_sub(self.clock.now_ms() + 30_000);
+        let left_ms = soonest_ms.saturating_sub(self.clock.now_ms() + 30_000 + self.set_forth_ms);
         self.watched(REST_FOR.min(Duration::from_millis(left_ms))).await;
         let mutations = self.provider.mutations() - self.report.mutations;
         holds("nothing-is-changed", mutations == 0, || format!("{mutations} changes were asked for"))?;
@@ -700,6 +759,22 @@ impl StoreFile {
 impl Drop for StoreFile {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Of all layers of cleanup only that for memory, which wants nobody's patience: worlds are shorter than what the others
+/// wait for.
+fn only_memory() -> CleanupConfig {
+    let never = Duration::from_secs(365 * 24 * 3_600);
+    CleanupConfig {
+        period: never,
+        age_period: never,
+        full_period: never,
+        leftover_after: never,
+        unhealthy_after: never,
+        unhealthy_age: never,
+        emergency_above: 2.0,
+        ..CleanupConfig::default()
     }
 }
 

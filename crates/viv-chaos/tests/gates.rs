@@ -6,14 +6,23 @@ mod place;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use place::{paused, place_with};
-use viv_chaos::{IN_WORLDS, INVARIANTS, Plan, TRIALS, Trial, When, off, run, trial};
+use viv_chaos::{IN_WORLDS, INVARIANTS, Plan, TRIALS, Trial, Violation, When, off, run, trial};
 use viv_engine::{AlertConfig, AlertState, Engine, Gate, Gates};
 
 /// Worlds in which a violation has to be found.
 const SEEDS: u64 = 150;
+
+/// And in which one has to be found for a pair.
+const PAIR_SEEDS: u64 = 600;
+
+fn looked_at(name: &str) -> Option<When> {
+    INVARIANTS.iter().find(|known| known.name == name).map(|known| known.when)
+}
 
 fn of(gate: Gate) -> &'static Trial {
     TRIALS.iter().find(|trial| trial.gate == gate).unwrap_or_else(|| panic!("{} has no trial", gate.name()))
@@ -62,15 +71,16 @@ fn p2_without_a_pair_of_gates_a_rule_of_one_of_them_is_broken() {
 
 #[test]
 fn p2_without_its_gate_a_world_finds_its_rule_broken() {
-    let looked_at = |name: &str| INVARIANTS.iter().find(|known| known.name == name).map(|known| known.when);
     let only = std::env::var("VIV_GATE").ok();
     let mut missed = Vec::new();
+    // More of them, to find out where to begin when worlds have changed.
+    let more = std::env::var("VIV_GATE_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(SEEDS);
     let asked = |gate: Gate| only.as_ref().is_none_or(|only| gate.name() == only);
     for (gate, first, names) in IN_WORLDS.iter().filter(|(gate, ..)| asked(*gate)) {
         let gates = off(&[*gate]);
         // What breaks on the way is not waited for to the end.
         let rests = names.iter().any(|name| looked_at(name) == Some(When::Rest));
-        let seeds = *first..first + SEEDS;
+        let seeds = *first..first + more;
         let found =
             seeds.into_iter().find_map(|seed| run(&Plan { rests, gates: gates.clone(), ..Plan::of(seed) }).err());
         let told = found.as_ref().map(ToString::to_string).unwrap_or_default();
@@ -80,6 +90,89 @@ fn p2_without_its_gate_a_world_finds_its_rule_broken() {
         }
     }
     assert!(missed.is_empty(), "{}", missed.join("\n"));
+}
+
+/// What a world finds broken with these off, if anything.
+fn finds(seed: u64, both: [Gate; 2], rests: bool) -> Option<Violation> {
+    run(&Plan { rests, gates: off(&both), ..Plan::of(seed) }).err()
+}
+
+/// Whether all is well in this world with every gate on.
+fn is_well(seed: u64) -> bool {
+    static WELL: Mutex<BTreeMap<u64, bool>> = Mutex::new(BTreeMap::new());
+    let known = WELL.lock().unwrap().get(&seed).copied();
+    known.unwrap_or_else(|| {
+        let well = run(&Plan::of(seed)).is_ok();
+        WELL.lock().unwrap().insert(seed, well);
+        well
+    })
+}
+
+/// The first world that finds something broken with these off, in which all is well with them.
+fn first(both: [Gate; 2], likely: &BTreeMap<Gate, u64>) -> Violation {
+    let likely = both.iter().filter_map(|gate| likely.get(gate).copied());
+    let mut seeds = likely.chain(0..PAIR_SEEDS);
+    let found = seeds.find_map(|seed| finds(seed, both, true).filter(|_| is_well(seed)));
+    found.unwrap_or_else(|| panic!("without {} and {} no world finds anything", both[0].name(), both[1].name()))
+}
+
+/// The table of docs/proof.md names a world for each pair, and what it finds. Those worlds are run here, each as far as to
+/// what it finds; `UPDATE=1` looks for them.
+#[test]
+fn p2_without_a_pair_of_gates_a_world_finds_a_rule_broken() {
+    let pairs: Vec<[Gate; 2]> = Gate::ALL
+        .into_iter()
+        .enumerate()
+        .flat_map(|(at, one)| Gate::ALL.into_iter().skip(at + 1).map(move |other| [one, other]))
+        .collect();
+    assert_eq!(pairs.len(), 136);
+    let (workers, next) = (2, AtomicUsize::new(0));
+    let in_turn = |look: &(dyn Fn([Gate; 2]) -> Result<String, String> + Sync)| -> Vec<String> {
+        let done = Mutex::new(BTreeMap::new());
+        std::thread::scope(|scope| {
+            for _ in 0..workers {
+                scope.spawn(|| {
+                    while let Some(both) = pairs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        let came = look(*both).unwrap_or_else(|missed| panic!("{missed}"));
+                        done.lock().unwrap().insert(*both, came);
+                    }
+                });
+            }
+        });
+        done.into_inner().unwrap().into_values().collect()
+    };
+    let row = |both: [Gate; 2], seed: u64, name: &str| {
+        format!("| `{}` | `{}` | {seed} | `{name}` |\n", both[0].name(), both[1].name())
+    };
+    let head = "| without | and without | seed | found as |\n|---|---|---|---|\n";
+    if std::env::var_os("UPDATE").is_some() {
+        let likely: BTreeMap<Gate, u64> = IN_WORLDS
+            .iter()
+            .filter_map(|(gate, first, _)| {
+                let seeds = *first..first + SEEDS;
+                let found = seeds.into_iter().find(|seed| finds(*seed, [*gate, *gate], true).is_some());
+                found.map(|seed| (*gate, seed))
+            })
+            .collect();
+        let rows = in_turn(&|both| {
+            let found = first(both, &likely);
+            Ok(row(both, found.seed, found.name))
+        });
+        page::has("pairs in worlds", &format!("{head}{}", rows.concat()));
+        return;
+    }
+    let table = page::read("pairs in worlds");
+    let rows = in_turn(&|both| {
+        let begins = format!("| `{}` | `{}` | ", both[0].name(), both[1].name());
+        let told = table.lines().find_map(|line| line.strip_prefix(&begins)).ok_or(format!("{begins}is missing"))?;
+        let (seed, name) = told.split_once(" | ").ok_or("no seed")?;
+        let (seed, name) =
+            (seed.parse::<u64>().map_err(|error| error.to_string())?, name.trim_matches([' ', '|', '`']));
+        let rests = looked_at(name) == Some(When::Rest);
+        let found = finds(seed, both, rests).ok_or(format!("{begins}finds nothing in the world of seed {seed}"))?;
+        Ok(row(both, found.seed, found.name))
+    });
+    page::has("pairs in worlds", &format!("{head}{}", rows.concat()));
 }
 
 /// It is not forgotten that one is off.

@@ -61,6 +61,12 @@ bugs! {
     StopOfTaskUnwritten = "a stop of a task is acknowledged and not recorded",
     DriverPanics = "who works on a sandbox that is saved panics",
     SnapshotAfterDelete = "a snapshot becomes ready after its sandbox was deleted",
+    DamagedIsBegunWith = "a damaged snapshot is restored",
+    DamageUnread = "a damaged snapshot is taken for a good one by who asks for it",
+    RestIsJournaled = "every comparison writes a line for what is as it should be",
+    RestIsTouched = "every comparison sets the limits of what is as it should be",
+    SavedIsLeft = "a drain takes what is saved for what is left",
+    SealKept = "what was sealed before a replacement is called sealed after it",
 }
 
 #[cfg(feature = "planted")]

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use viv_core::SandboxId;
 use viv_core::lifecycle::{Actor, Event, Phase, PhaseName, Sandbox};
+use viv_core::planted::{Planted, is_planted};
 use viv_provider::{InstanceRef, InstanceState, PageRequest};
 use viv_store::{ListQuery, NewLine};
 
@@ -184,7 +185,7 @@ impl Inner {
             let page = self.store.list(&query).await?;
             let busy = |sandbox: &Sandbox| match sandbox.phase {
                 Phase::Failed { work: None } => false,
-                Phase::Lost | Phase::Hibernated { .. } => sandbox.entry.is_some(),
+                Phase::Lost | Phase::Hibernated { .. } => sandbox.entry.is_some() || is_planted(Planted::SavedIsLeft),
                 Phase::Provisioning { .. }
                 | Phase::Verifying { .. }
                 | Phase::Ready

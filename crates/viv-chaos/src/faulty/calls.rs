@@ -10,17 +10,42 @@ use viv_core::file::{ArchiveBounds, DirListing, FileStat, Unpacked};
 use viv_core::{ExecutionId, Identity, OwnerMark, RequestId, SandboxId, SnapshotId};
 use viv_provider::{
     ByteReader, Capabilities, Deadline, DeadlineChange, Dialled, DiskUsage, Ended, FileWrite, Finding, FullPlace,
-    InstanceRef, InstanceSpec, LogPart, Mutation, Observation, Obstacle, OutputStream, Page, PageRequest, ProcessSeen,
-    Provider, ProviderError, RequestStream, ResourceLimits, SaveRequest, Snapshot, SnapshotSeen, Swept, WatchStream,
-    Whereabouts,
+    InsideRequest, InstanceRef, InstanceSpec, InstanceState, LogPart, Mutation, Observation, Obstacle, OutputStream,
+    Page, PageRequest, ProcessSeen, Provider, ProviderError, RequestStream, ResourceLimits, SaveRequest, Snapshot,
+    SnapshotSeen, Swept, WatchStream, Whereabouts,
 };
 
 use crate::plan::Trouble;
 
-use super::{Damage, FaultyProvider, LISTINGS_KEPT, Result, lock};
+use super::{Damage, FaultyProvider, LISTINGS_KEPT, Result, lock, unavailable};
 
 /// How soon after a silence what happened meanwhile is told.
 const HEARD_AGAIN: Duration = Duration::from_millis(250);
+
+/// Says that it runs, unless it is not there at all.
+fn pose(state: &mut InstanceState) {
+    if *state != InstanceState::Absent {
+        *state = InstanceState::Running;
+    }
+}
+
+/// What is asked inside, until this breaks: the next question is heard by who listens again.
+struct Breaking<P> {
+    inner: Box<dyn RequestStream>,
+    provider: FaultyProvider<P>,
+}
+
+#[async_trait]
+impl<P: Provider + Clone + 'static> RequestStream for Breaking<P> {
+    async fn next(&mut self) -> Result<Option<InsideRequest>> {
+        let breaks = self.provider.can(Trouble::BrokenStream)
+            && self.provider.trouble("request", &[Trouble::BrokenStream]).is_some();
+        if breaks || self.provider.is_down() {
+            return Err(unavailable());
+        }
+        self.inner.next().await
+    }
+}
 
 #[async_trait]
 impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
@@ -42,7 +67,7 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
         // A new instance has no damage; one that is there already keeps what it has.
         if matches!(
             self.inner.observe(&InstanceRef { sandbox: sandbox.clone(), generation: mutation.generation }).await,
-            Ok(Observation { state: viv_provider::InstanceState::Absent, .. })
+            Ok(Observation { state: InstanceState::Absent, .. })
         ) {
             lock(&self.damage).remove(sandbox);
         }
@@ -55,15 +80,21 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
     }
 
     async fn observe(&self, instance: &InstanceRef) -> Result<Observation> {
-        if self.damage_of(&instance.sandbox) == Some(Damage::Denied) {
+        let damage = self.damage_of(&instance.sandbox);
+        if damage == Some(Damage::Denied) && !self.is_out_of_reach() {
+            lock(&self.alone).answered();
             return Err(ProviderError::NotFound { what: "a thing of that name".to_owned() });
         }
-        let instance = instance.clone();
-        self.through("observe", move |inner| {
-            let instance = instance.clone();
+        let asked = instance.clone();
+        let seen = self.through_about("observe", &instance.sandbox, move |inner| {
+            let instance = asked.clone();
             async move { inner.observe(&instance).await }
-        })
-        .await
+        });
+        let mut seen = seen.await?;
+        if damage == Some(Damage::Poses) {
+            pose(&mut seen.state);
+        }
+        Ok(seen)
     }
 
     async fn list(&self, owner: &OwnerMark, page: PageRequest) -> Result<Page> {
@@ -73,7 +104,15 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
         self.line
             .call(async {
                 let is_first = page.cursor.is_none();
+                if self.is_down() {
+                    return Err(unavailable());
+                }
                 let mut page = self.inner.list(owner, page).await?;
+                for item in &mut page.items {
+                    if self.damage_of(&item.instance.sandbox) == Some(Damage::Poses) {
+                        pose(&mut item.state);
+                    }
+                }
                 if is_first && page.next.is_none() {
                     let mut chance = lock(&self.chance);
                     chance.listings.push_back(page.clone());
@@ -120,8 +159,8 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
         }
         let told = async {
             let ended = self.inner.wait_end(instance).await;
-            // Nobody hears of it while no call arrives.
-            while self.silent.load(Ordering::SeqCst) {
+            // Nobody hears of it while no call arrives, or while it is said to run.
+            while self.is_out_of_reach() || self.damage_of(&instance.sandbox) == Some(Damage::Poses) {
                 tokio::time::sleep(HEARD_AGAIN).await;
             }
             ended
@@ -209,6 +248,7 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
                     Ok(page)
                 }
                 Some(_) => self.timed_out("snapshots").await,
+                None if self.is_down() => Err(unavailable()),
                 None => self.inner.snapshots(owner, page).await,
             }
         };
@@ -225,9 +265,9 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
     }
 
     async fn disk_usage(&self, instance: &InstanceRef) -> Result<DiskUsage> {
-        let instance = instance.clone();
-        self.through("disk_usage", move |inner| {
-            let instance = instance.clone();
+        let asked = instance.clone();
+        self.through_about("disk_usage", &instance.sandbox, move |inner| {
+            let instance = asked.clone();
             async move { inner.disk_usage(&instance).await }
         })
         .await
@@ -243,9 +283,20 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
     ) -> Result<Observation> {
         lock(&self.damage).remove(sandbox);
         let all = (mutation.clone(), sandbox.clone(), owner.clone(), spec.clone(), snapshot.clone());
+        let keeps = self.keeps();
         self.mutate("restore", (sandbox.clone(), mutation.token), move |inner| {
             let (mutation, sandbox, owner, spec, snapshot) = all.clone();
-            async move { inner.restore(&mutation, &sandbox, &owner, &spec, &snapshot).await }
+            let chance = self.chance.clone();
+            async move {
+                let instance = InstanceRef { sandbox: sandbox.clone(), generation: mutation.generation };
+                let was_there = inner.observe(&instance).await.is_ok_and(|seen| seen.state != InstanceState::Absent);
+                let seen = inner.restore(&mutation, &sandbox, &owner, &spec, &snapshot).await?;
+                let mut chance = lock(&chance);
+                if keeps && !was_there && chance.damaged.contains(&snapshot) {
+                    chance.begun_damaged = Some(format!("{instance} was begun with {snapshot}, which is damaged"));
+                }
+                Ok(seen)
+            }
         })
         .await
     }
@@ -286,14 +337,14 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
         let keeps = self.keeps();
         self.change_uncounted("execute", sandbox, move |inner| {
             let (mutation, sandbox, execution, spec) = all.clone();
-            let chance = self.chance.clone();
+            let this = self.clone();
             async move {
                 // What goes on with its memory, or was started before, is found and not started.
                 let instance = InstanceRef { sandbox: sandbox.clone(), generation: mutation.generation };
                 let is_there = inner.execution(&instance, &execution).await.is_ok();
                 let status = inner.execute(&mutation, &sandbox, &execution, &spec).await?;
                 if keeps && !is_there {
-                    lock(&chance).starts.entry(execution).or_default().insert(mutation.generation);
+                    this.started(execution, mutation.generation);
                 }
                 Ok(status)
             }
@@ -538,7 +589,8 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
 
     async fn requests(&self, instance: &InstanceRef) -> Result<Box<dyn RequestStream>> {
         self.agent(&instance.sandbox).await?;
-        self.through_once("requests", self.inner.requests(instance)).await
+        let inner = self.through_once("requests", self.inner.requests(instance)).await?;
+        Ok(Box::new(Breaking { inner, provider: self.clone() }))
     }
 
     async fn answer_request(

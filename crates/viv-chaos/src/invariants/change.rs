@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use viv_core::execution::{Execution, Stage};
-use viv_core::lifecycle::{Actor, Cause, Desired, Finding, Phase, PhaseName, Sandbox};
+use viv_core::lifecycle::{Actor, Cause, Desired, Finding, Memory, Phase, PhaseName, Sandbox};
 use viv_core::schedule::Schedule;
 use viv_core::snapshot::{Snapshot, SnapshotState};
-use viv_core::{ExecutionId, FencingToken, Generation, SandboxId, ScheduleId};
+use viv_core::{EndCause, ExecutionId, FencingToken, Generation, SandboxId, ScheduleId};
 use viv_provider::{InstanceRef, InstanceState};
 use viv_store::{Epoch, Lease, LeaseKind, NewLine};
 
@@ -164,6 +164,25 @@ impl Changes {
 
 fn over(instance: &InstanceRef, state: &InstanceState, cause: &Cause) -> Found {
     let over = matches!(state, InstanceState::Ended(_) | InstanceState::Absent | InstanceState::Ending { .. });
+    if let InstanceState::Ended(ended) = state
+        && !matches!(cause, Cause::Expired | Cause::ProviderLost)
+    {
+        let really = match &ended.cause {
+            EndCause::OomKilled => Some(Cause::OomKilled),
+            EndCause::DiskFull { .. } => Some(Cause::DiskFull),
+            EndCause::SupervisorLost => Some(Cause::SupervisorLost),
+            EndCause::Rebooted => Some(Cause::Rebooted),
+            EndCause::Exited { .. }
+            | EndCause::Signalled { .. }
+            | EndCause::AgentLost
+            | EndCause::Unverifiable { .. }
+            | EndCause::CreateFailed { .. } => Some(Cause::Crashed),
+            EndCause::Expired | EndCause::Destroyed | EndCause::Saved => None,
+        };
+        return holds("ends-are-told-apart", really.as_ref() == Some(cause), || {
+            format!("{instance} is lost ({}), and {state}", cause.code())
+        });
+    }
     let name = if *cause == Cause::Expired { "expiry-is-fetched" } else { "absence-is-seen" };
     holds(name, over, || format!("{instance} is over ({}), and is {state}", cause.code()))
 }
@@ -276,13 +295,21 @@ impl Step<'_> {
             format!("{id} went from {:?} to {:?}", self.from, self.to)
         })?;
         let runs = matches!(self.to, PhaseName::Verifying | PhaseName::Ready | PhaseName::Frozen);
-        holds("saving-never-runs-on", self.from != PhaseName::Hibernating || !runs, || {
+        holds("saving-never-runs-on", self.from != PhaseName::Hibernating || !runs || self.stays_frozen(), || {
             format!("{id} was being saved, and is {:?}", self.to)
         })?;
         let empty = after.entry.is_none() && after.expires_at_ms.is_none() && after.keep_awake.is_empty();
         holds("what-is-over-holds-nothing", self.to != PhaseName::Stopped || empty, || {
             format!("{id} is stopped, with {:?}, {:?}, {:?}", after.entry, after.expires_at_ms, after.keep_awake)
         })
+    }
+
+    /// It was to go to disk only for the room that it takes, and its memory could not: it was frozen all the time (L13).
+    fn stays_frozen(&self) -> bool {
+        let (before, after) = (self.before, self.after);
+        let for_room = before.cause.cause == Cause::MemoryShort && before.memory == Some(Memory::Saving);
+        let same = before.generation == after.generation;
+        for_room && same && matches!(after.memory, Some(Memory::NotSaved { .. }))
     }
 
     fn is_held(&self) -> Found {

@@ -17,6 +17,8 @@ mod task;
 mod task_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod world_tests;
 
 use std::cell::Cell;
 use std::fmt;
@@ -90,7 +92,7 @@ invariants! {
     "held-until-asked" "L9" Change "what a user stopped is let go only by a user";
     "held-by-a-stop" "L9" Change "only a user's stop holds anybody: after hibernating, whoever may wake it still does";
     "held-is-not-wanted" "L9" Change "what a user stopped is not wanted to run";
-    "saving-never-runs-on" "L10" Change "what is being saved, or could not be, does not run on";
+    "saving-never-runs-on" "L10" Change "what is being saved, or could not be, does not run on, but for what was frozen, and whose memory did not go to disk for room";
     "three-findings" "T7" Change "an instance is given up for what probes found only after three findings over ten seconds";
     "timeouts-replace-nothing" "T7" Change "what only does not answer is lost or failed, and not replaced";
     "one-look-is-not-enough" "T7" Change "a finding leads from ready to verifying, never further";
@@ -108,6 +110,7 @@ invariants! {
     "a-run-in-one-generation" "L17" Change "a run that was begun in one generation is not begun in another";
     "expiry-is-fetched" "T6" Change "nobody is called expired whose instance lives";
     "absence-is-seen" "T7" Change "nothing is called gone at its provider that lives";
+    "ends-are-told-apart" "X6" Change "what is lost because it ended by itself is so for the cause with which it ended";
     "at-work-is-not-idle" "L6" Change "nobody is put to rest for idling while a command runs in the foreground";
     "saved-while-it-was-there" "L11" Change "a snapshot of what was deleted meanwhile never becomes ready";
     "executions-go-one-way" "X1" Change "what was started does not wait to be started any more";
@@ -141,6 +144,9 @@ invariants! {
     "one-task-at-work" "K1" Step "one task at most is at work in a sandbox";
     "strays-have-grace" "J1" Step "what has no record is collected only after the grace, and two listings that have it";
     "foreign-is-left-alone" "J1" Step "what is not ours is never touched";
+    "left-alone" "J7" Step "who refused five calls in a row, about three sandboxes or more, is asked nothing for five seconds";
+    "damaged-is-not-begun-with" "L10" Step "nothing begins with a snapshot that is damaged";
+    "room-keeps-memory" "L13" Step "what goes to disk only because memory is short goes with its memory, or stays frozen (worlds without faults)";
     "stuck-is-noticed" "J7" Step "a phase past its deadline is noticed within two minutes (worlds without faults)";
     "nothing-panics" "P1" Step "nothing panics, in any task of a daemon";
     "one-key-one-sandbox" "L1" Answer "a key with the same body makes one sandbox";
@@ -162,6 +168,7 @@ invariants! {
     "stops-of-tasks-are-durable" "K2" Answer "an acknowledged stop of a task is recorded, or it was over";
     "stops-of-tasks-are-soon" "K3" Step "a task that was stopped is over within a minute (worlds without faults)";
     "silent-tasks-end" "K4" Step "a step that says nothing runs for its window and 20 s at most (worlds without faults)";
+    "damaged-is-refused" "L10" Answer "who asks for a damaged snapshot is told so (worlds without faults)";
     "forks-are-all-there" "L11" Answer "of an acknowledged fork all are there";
     "comes-to-rest" "P3" Rest "when faults stop, everything is where it is wanted, lost or failed, in bounded time";
     "rest-is-real" "P3" Rest "what is ready runs, and what is frozen stands still, at the provider";

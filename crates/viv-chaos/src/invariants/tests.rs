@@ -9,7 +9,8 @@ use viv_core::lifecycle::{
 use viv_core::schedule::{MissedRuns, Schedule};
 use viv_core::snapshot::{Snapshot, SnapshotKind, SnapshotState};
 use viv_core::spec::{Policy, Project, SandboxSpec};
-use viv_core::{ExecutionId, FencingToken, Generation, SandboxId, ScheduleId, SnapshotId};
+use viv_core::{EndCause, ExecutionId, FencingToken, Generation, SandboxId, ScheduleId, SnapshotId};
+use viv_provider::{Ended, InstanceRef, InstanceState};
 use viv_store::{Epoch, Lease, LeaseKind, NewLine};
 
 use super::{Changes, INVARIANTS, When};
@@ -178,6 +179,14 @@ fn broken() -> Vec<(&'static str, Vec<Recorded>)> {
         schedule
     };
     vec![
+        (
+            "ends-are-told-apart",
+            vec![Recorded::Over {
+                instance: InstanceRef { sandbox: ready().id, generation: Generation::FIRST },
+                state: InstanceState::Ended(Ended { cause: EndCause::OomKilled, at_ms: NOW_MS }),
+                cause: Cause::Crashed,
+            }],
+        ),
         ("version-counts", vec![by_engine(ready(), Cause::Requested, |next| next.version += 1)]),
         ("begins-with-intent", vec![Recorded::Sandbox { before: None, after: Box::new(unready), lines: Vec::new() }]),
         ("generation-grows", vec![by_engine(ready(), Cause::Requested, |next| next.generation = Generation(3))]),

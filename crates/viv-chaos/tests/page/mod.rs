@@ -6,6 +6,15 @@ use std::sync::{Mutex, PoisonError};
 /// Tests of one program write one after the other.
 static WRITES: Mutex<()> = Mutex::new(());
 
+/// What the page has there.
+#[allow(dead_code, reason = "not every test reads what it wrote")]
+pub(crate) fn read(name: &str) -> String {
+    let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/proof.md")).unwrap();
+    let (begin, end) = (format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->\n"));
+    let (_, rest) = page.split_once(&begin).unwrap_or_else(|| panic!("{begin} is missing"));
+    rest.split_once(&end).unwrap_or_else(|| panic!("{end} is missing")).0.to_owned()
+}
+
 /// The page has this table, or gets it.
 pub(crate) fn has(name: &str, table: &str) {
     let _one = WRITES.lock().unwrap_or_else(PoisonError::into_inner);

@@ -9,10 +9,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use viv_core::lifecycle::{Actor, Event, Ignored, Observed, Phase, PhaseName, Sandbox, Seen, Stepped, step};
 use viv_core::planted::{Planted, is_planted};
-use viv_core::{OperationId, SandboxId};
+use viv_core::{FencingToken, OperationId, SandboxId};
 use viv_provider::{InstanceRef, InstanceState, Listed, Mutation, PageRequest};
 use viv_store::{ListQuery, NewLine};
 
@@ -149,6 +150,16 @@ async fn known(inner: &Arc<Inner>, record: &Sandbox, item: &Listed, report: &mut
     };
     let observed = Observed { state: item.state.to_string(), via: "listing".to_owned(), at_ms: inner.clock.now_ms() };
     inner.knowledge.observed(&record.id, record.generation, observed.clone());
+    if is_planted(Planted::RestIsJournaled) && record.phase == Phase::Ready {
+        let (by, now_ms) = (Actor::part("provider-sync"), inner.clock.now_ms());
+        let line = crate::journal::noted(record, "sandbox.compared", by, now_ms, serde_json::json!({}));
+        inner.store.append(inner.epoch, vec![line]).await?;
+    }
+    if is_planted(Planted::RestIsTouched) && record.phase == Phase::Ready {
+        let mutation = mutation(inner, &item.instance, inner.token(&record.id).await?, inner.config.budgets.call);
+        let set = inner.provider.set_limits(&mutation, &record.id, &record.spec.limits);
+        let _ = inner.call(&record.id, inner.config.budgets.call, set).await;
+    }
     if is_silent(record, &seen) {
         let left_alone = inner.knowledge.is_quiet(&record.id, inner.clock.now_ms());
         if left_alone || !inner.answers_again(record).await? {
@@ -226,15 +237,15 @@ async fn collect(inner: &Arc<Inner>, unknown: &BTreeSet<InstanceRef>, report: &m
     Ok(())
 }
 
+fn mutation(inner: &Inner, instance: &InstanceRef, token: FencingToken, budget: Duration) -> Mutation {
+    let operation = OperationId::from_bytes((inner.draw)());
+    Mutation { operation, generation: instance.generation, token, budget_ms: budget.as_millis() as u64 }
+}
+
 async fn destroy(inner: &Arc<Inner>, instance: &InstanceRef) -> Result<(), EngineError> {
     let budget = inner.config.budgets.clear;
     let hold = inner.hold(&instance.sandbox).await?;
-    let mutation = Mutation {
-        operation: OperationId::from_bytes((inner.draw)()),
-        generation: instance.generation,
-        token: hold.token(),
-        budget_ms: budget.as_millis() as u64,
-    };
+    let mutation = mutation(inner, instance, hold.token(), budget);
     let destroyed = inner.call(&instance.sandbox, budget, inner.provider.destroy(&mutation, &instance.sandbox)).await;
     drop(hold);
     destroyed.map_err(EngineError::Provider)

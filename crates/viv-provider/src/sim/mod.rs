@@ -40,7 +40,7 @@ pub use clock::SimClock;
 use crate::capability::{Capabilities, Capability};
 use crate::error::ProviderError;
 use state::State;
-use viv_core::{EndCause, SandboxId};
+use viv_core::{EndCause, SandboxId, SnapshotId};
 
 /// Everything that can be simulated, which is everything but files of snapshots.
 const CAPABILITIES: [Capability; 26] = [
@@ -111,6 +111,11 @@ impl SimProvider {
     /// So often from now on, what was cut cannot be connected again.
     pub fn fail_connects(&self, times: u32) {
         self.settled().connects_fail = times;
+    }
+
+    /// A snapshot is not what was saved any more: it says so, and is not restored. Whether there was one.
+    pub fn damage_snapshot(&self, snapshot: &SnapshotId) -> bool {
+        self.settled().damage_snapshot(snapshot)
     }
 
     /// Which part of the memory that sandboxes share is left from now on.

@@ -5,6 +5,7 @@
 //!      └───────remove (never was)───────▲
 //! ```
 
+use viv_core::planted::{Planted, is_planted};
 use viv_core::{EndCause, OperationId, OwnerMark, SandboxId, SnapshotId};
 
 use super::execution::Execution;
@@ -32,6 +33,8 @@ pub(super) struct Saved {
     tree: Tree,
     /// With memory: what ran, to run on.
     executions: Vec<Execution>,
+    /// It is not what was saved any more.
+    damaged: bool,
 }
 
 impl State {
@@ -74,7 +77,13 @@ impl State {
             cost: SaveCost::default(),
         };
         let tree = instance.tree.copied(None);
-        let saved = Saved { snapshot: snapshot.clone(), operation: mutation.operation.clone(), tree, executions };
+        let saved = Saved {
+            snapshot: snapshot.clone(),
+            operation: mutation.operation.clone(),
+            tree,
+            executions,
+            damaged: false,
+        };
         self.snapshots.insert(request.snapshot.clone(), saved);
         Ok(snapshot)
     }
@@ -92,6 +101,11 @@ impl State {
         self.snapshots.get(snapshot).ok_or_else(|| ProviderError::NotFound { what: snapshot.to_string() })
     }
 
+    /// What was saved is not what is there any more. Whether there was anything.
+    pub(super) fn damage_snapshot(&mut self, snapshot: &SnapshotId) -> bool {
+        self.snapshots.get_mut(snapshot).map(|saved| saved.damaged = true).is_some()
+    }
+
     /// Instances that were made from a snapshot.
     fn users<'s>(&'s self, snapshot: &'s SnapshotId) -> impl Iterator<Item = &'s InstanceRef> {
         let made_from = move |instance: &&super::instance::Instance| instance.parent.as_ref() == Some(snapshot);
@@ -101,7 +115,7 @@ impl State {
     fn seen(&self, saved: &Saved) -> SnapshotSeen {
         SnapshotSeen {
             snapshot: saved.snapshot.clone(),
-            integrity: Integrity::Verified,
+            integrity: if saved.damaged { Integrity::Damaged } else { Integrity::Verified },
             own_bytes: saved.tree.own_bytes(),
             used_by: self.users(&saved.snapshot.id).cloned().collect(),
         }
@@ -160,6 +174,9 @@ impl State {
         self.require(Capability::Restore)?;
         self.make(mutation, sandbox, owner, spec, |state| {
             let saved = state.saved(snapshot)?;
+            if saved.damaged && !is_planted(Planted::DamagedIsBegunWith) {
+                return Err(ProviderError::Failed { what: format!("{snapshot} is damaged") });
+            }
             let mut executions = match spec.recall {
                 Recall::IfPossible => saved.executions.clone(),
                 Recall::Required if saved.snapshot.memory => saved.executions.clone(),

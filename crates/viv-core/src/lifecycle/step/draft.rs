@@ -392,6 +392,7 @@ impl<'t> Draft<'t> {
         }
         // What was made from it works, so it is good.
         if let Some(sealed) = self.next.sealed.take() {
+            self.next.sealed = is_planted(Planted::SealKept).then(|| sealed.clone());
             self.next.saved = Some(sealed);
         }
         self.enter(Phase::Ready, Cause::Verified, &Actor::part("engine"), None)
