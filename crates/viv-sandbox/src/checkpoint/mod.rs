@@ -22,12 +22,14 @@
 
 pub(crate) mod criu;
 pub(crate) mod files;
+pub(crate) mod lazy;
 pub(crate) mod mounts;
 pub(crate) mod obstacles;
 pub(crate) mod pack;
 pub mod probe;
 pub(crate) mod renumber;
 mod sockets;
+mod wire;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,17 +1,14 @@
 //! Another range of ids for what was saved under one.
 //!
 //! CRIU keeps ids as they are inside, but for two: the mapping of the user namespace (`userns-*.img`), and the options of
-//! mounts (`mountpoints-*.img`), which name owners as the machine does. An image is two numbers that say what it is, and
-//! messages in the encoding of Protocol Buffers, each after its length.
+//! mounts (`mountpoints-*.img`), which name owners as the machine does.
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
+use super::wire::{Field, Value, bad, fields, messages, write_number};
 use crate::rootfs::IdRange;
-
-/// Before the messages: that it is an image, and of which kind.
-const HEADER_BYTES: usize = 8;
 
 /// Largest image that is looked at: a few hundred mounts.
 const IMAGE_BYTES_MAX: u64 = 16 << 20;
@@ -36,11 +33,11 @@ pub(crate) fn renumber(images: &Path, from: IdRange, to: IdRange) -> io::Result<
     for entry in fs::read_dir(images)? {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let change: &dyn Fn(Field<'_>) -> io::Result<Option<Vec<u8>>> = if name.starts_with("userns-") {
+        let change: &dyn Fn(&Field<'_>) -> Changed = if name.starts_with("userns-") {
             mappings += 1;
-            &|field| mapping(&field, &moved)
+            &|field| mapping(field, &moved)
         } else if name.starts_with("mountpoints-") {
-            &|field| Ok(options(&field, &moved))
+            &|field| Ok(options(field, &moved))
         } else {
             continue;
         };
@@ -56,93 +53,31 @@ pub(crate) fn renumber(images: &Path, from: IdRange, to: IdRange) -> io::Result<
     if mappings == 1 { Ok(()) } else { Err(bad("not one mapping of ids")) }
 }
 
-fn bad(what: &'static str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what)
-}
-
-/// One field of a message.
-struct Field<'a> {
-    number: u64,
-    value: Value<'a>,
-}
-
-enum Value<'a> {
-    Number(u64),
-    Bytes(&'a [u8]),
-    /// Of a fixed size.
-    Other,
-}
-
 /// What is in the place of a field, header included, if it is to be changed.
 type Changed = io::Result<Option<Vec<u8>>>;
 
-fn rewrite_image(image: &[u8], change: &dyn Fn(Field<'_>) -> Changed) -> io::Result<Vec<u8>> {
-    let (header, mut rest) = image.split_at_checked(HEADER_BYTES).ok_or_else(|| bad("an image without a header"))?;
-    let mut written = header.to_vec();
-    while !rest.is_empty() {
-        let (length, after) = rest.split_first_chunk::<4>().ok_or_else(|| bad("a torn image"))?;
-        let length = u32::from_le_bytes(*length) as usize;
-        let (message, after) = after.split_at_checked(length).ok_or_else(|| bad("a torn image"))?;
+fn rewrite_image(image: &[u8], change: &dyn Fn(&Field<'_>) -> Changed) -> io::Result<Vec<u8>> {
+    let mut written = Vec::with_capacity(image.len());
+    let header = messages(image, |message| {
         let message = rewrite(message, change)?;
         written.extend(u32::try_from(message.len()).map_err(io::Error::other)?.to_le_bytes());
         written.extend(message);
-        rest = after;
-    }
-    Ok(written)
+        Ok(())
+    })?;
+    Ok([header, &written].concat())
 }
 
 /// A message with some of its fields changed, and all others as they were.
-fn rewrite(message: &[u8], change: &dyn Fn(Field<'_>) -> Changed) -> io::Result<Vec<u8>> {
+fn rewrite(message: &[u8], change: &dyn Fn(&Field<'_>) -> Changed) -> io::Result<Vec<u8>> {
     let mut written = Vec::with_capacity(message.len());
-    let mut rest = message;
-    while !rest.is_empty() {
-        let before = rest;
-        let key = number(&mut rest)?;
-        let value = match key & 7 {
-            0 => Value::Number(number(&mut rest)?),
-            1 => skip(&mut rest, 8)?,
-            2 => {
-                let length = usize::try_from(number(&mut rest)?).map_err(io::Error::other)?;
-                let (bytes, after) = rest.split_at_checked(length).ok_or_else(|| bad("a torn message"))?;
-                rest = after;
-                Value::Bytes(bytes)
-            }
-            5 => skip(&mut rest, 4)?,
-            _ => return Err(bad("a field of an unknown kind")),
-        };
-        match change(Field { number: key >> 3, value })? {
+    fields(message, |field| {
+        match change(&field)? {
             Some(changed) => written.extend(changed),
-            None => written.extend(&before[..before.len() - rest.len()]),
+            None => written.extend(field.whole),
         }
-    }
+        Ok(())
+    })?;
     Ok(written)
-}
-
-fn skip<'a>(rest: &mut &[u8], count: usize) -> io::Result<Value<'a>> {
-    *rest = rest.get(count..).ok_or_else(|| bad("a torn message"))?;
-    Ok(Value::Other)
-}
-
-/// Reads a number of seven bits a byte.
-fn number(rest: &mut &[u8]) -> io::Result<u64> {
-    let mut value = 0;
-    for nth in 0..10 {
-        let (&byte, after) = rest.split_first().ok_or_else(|| bad("a torn number"))?;
-        *rest = after;
-        value |= u64::from(byte & 0x7f).checked_shl(7 * nth).unwrap_or(0);
-        if byte & 0x80 == 0 {
-            return Ok(value);
-        }
-    }
-    Err(bad("a number without end"))
-}
-
-fn write_number(written: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        written.push((value & 0x7f) as u8 | 0x80);
-        value >>= 7;
-    }
-    written.push(value as u8);
 }
 
 fn bytes_field(number: u64, bytes: &[u8]) -> Vec<u8> {
@@ -157,10 +92,10 @@ fn bytes_field(number: u64, bytes: &[u8]) -> Vec<u8> {
 fn mapping(field: &Field<'_>, moved: &dyn Fn(u64) -> Option<u64>) -> Changed {
     let Value::Bytes(extent) = field.value else { return Ok(None) };
     let changed = rewrite(extent, &|field| match field {
-        Field { number: LOWER_FIRST, value: Value::Number(id) } => {
+        Field { number: LOWER_FIRST, value: Value::Number(id), .. } => {
             let mut written = Vec::new();
             write_number(&mut written, LOWER_FIRST << 3);
-            write_number(&mut written, moved(id).ok_or_else(|| bad("a mapping of ids that were not its own"))?);
+            write_number(&mut written, moved(*id).ok_or_else(|| bad("a mapping of ids that were not its own"))?);
             Ok(Some(written))
         }
         _ => Ok(None),

@@ -85,6 +85,8 @@ pub struct LocalConfig {
     pub criu: Option<PathBuf>,
     /// Whether memory is saved at all.
     pub saves_memory: bool,
+    /// Whether memory may be brought back while it is used already, where CRIU and the kernel can.
+    pub lazy_restore: bool,
     /// Off. On for who took over from an owner that was killed and is not gone, since it is frozen: what that one has
     /// locked may be locked for ever, so the locks of fences begin anew. It can do nothing any more, and nobody else
     /// takes them.
@@ -105,6 +107,7 @@ impl LocalConfig {
             limits: limits::defaults(),
             criu: None,
             saves_memory: true,
+            lazy_restore: true,
             renew_locks: false,
         }
     }
