@@ -28,6 +28,9 @@ const ROUNDS: usize = 3;
 /// What is held, in MiB.
 const SIZES: [usize; 4] = [16, 64, 256, 1024];
 
+/// What holds less is never restored lazily.
+const LAZY_MIB_MIN: usize = 64;
+
 /// How long a process may take to have its memory, or to go on.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -62,16 +65,26 @@ async fn bench(criu: &Path, wanted: Option<usize>) {
     let mut config = LocalConfig::new(data.clone(), env!("CARGO_BIN_EXE_viv").into());
     config.cgroup_prefix = format!("viv-bench-{}", std::process::id());
     config.criu = Some(criu.to_owned());
+    config.lazy_restore = false;
+    let lazy = LocalProvider::open(LocalConfig { lazy_restore: true, ..config.clone() }).unwrap();
     let provider = LocalProvider::open(config).unwrap();
     let found = match provider.criu() {
         Ok(found) => found,
         Err(why) => return println!("passed over: {why}"),
     };
     println!("CRIU {}, {} rounds", found.version, ROUNDS);
+    // The same folder: one makes what the other restores.
+    let lazy = match lazy.criu().map(|found| found.not_lazy) {
+        Ok(None) => Some(lazy),
+        Ok(Some(why)) | Err(why) => {
+            println!("nothing is restored lazily: {why}");
+            None
+        }
+    };
     println!(
-        "  memory     save        live save (stood still)    restore      on disk, plain        runc: checkpoint  restore      on disk"
+        "  memory     save        live save (stood still)    restore      lazily       on disk, plain        runc: checkpoint  restore      on disk"
     );
-    let bench = Bench { provider, owner: "bench".parse().unwrap(), data };
+    let bench = Bench { provider, lazy, owner: "bench".parse().unwrap(), data };
     for mib in SIZES.into_iter().filter(|mib| wanted.is_none_or(|wanted| wanted == *mib)) {
         let ours = bench.ours(mib).await;
         let theirs = runc(&folder.path().join("runc"), criu, mib);
@@ -80,11 +93,12 @@ async fn bench(criu: &Path, wanted: Option<usize>) {
             Err(why) => format!("none: {why}"),
         };
         println!(
-            "  {mib:4} MiB  {}  {} ({})  {}  {:6.1} of {:6.1} MiB   {theirs}",
+            "  {mib:4} MiB  {}  {} ({})  {}  {}  {:6.1} of {:6.1} MiB   {theirs}",
             show(ours.save),
             show(ours.live),
             show(ours.still),
             show(ours.restore),
+            ours.lazily.map_or_else(|| "         -".to_owned(), show),
             mib_of(ours.bytes),
             mib_of(ours.plain_bytes)
         );
@@ -98,6 +112,7 @@ fn mib_of(bytes: u64) -> f64 {
 
 struct Bench {
     provider: LocalProvider,
+    lazy: Option<LocalProvider>,
     owner: OwnerMark,
     data: PathBuf,
 }
@@ -107,12 +122,15 @@ struct Ours {
     live: Duration,
     still: Duration,
     restore: Duration,
+    /// While it is used already, where that can be.
+    lazily: Option<Duration>,
     bytes: u64,
     plain_bytes: u64,
 }
 
 impl Bench {
     async fn ours(&self, mib: usize) -> Ours {
+        let mut lazies = Vec::new();
         let (mut ended, mut lives, mut stills, mut restores) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (mut bytes, mut plain_bytes) = (0, 0);
         for _ in 0..ROUNDS {
@@ -140,23 +158,40 @@ impl Bench {
             self.provider.destroy(&mutation(), &sandbox).await.unwrap();
             sync();
 
-            let next = SandboxId::from_bytes(fresh());
             let spec = InstanceSpec { recall: Recall::Required, ..spec };
-            let started = Instant::now();
-            self.provider.restore(&mutation(), &next, &self.owner, &spec, &saved.id).await.unwrap();
-            restores.push(started.elapsed());
-            let instance = InstanceRef { sandbox: next.clone(), generation: Generation::FIRST };
-            self.counts(&instance).await;
-            let copy = self.provider.execution(&instance, &execution.copied_into(&next)).await.unwrap();
-            assert_eq!(copy.state, ExecState::Running);
-            self.provider.destroy(&mutation(), &next).await.unwrap();
+            restores.push(self.restore(&self.provider, &spec, &saved.id, &execution).await);
+            if let Some(lazy) = self.lazy.as_ref().filter(|_| mib >= LAZY_MIB_MIN) {
+                lazies.push(self.restore(lazy, &spec, &saved.id, &execution).await);
+            }
             for id in [&live.id, &saved.id] {
                 self.provider.remove_snapshot(&mutation(), &sandbox, id).await.unwrap();
             }
             sync();
         }
         let (save, live, still, restore) = (median(ended), median(lives), median(stills), median(restores));
-        Ours { save, live, still, restore, bytes, plain_bytes }
+        let lazily = (!lazies.is_empty()).then(|| median(lazies));
+        Ours { save, live, still, restore, lazily, bytes, plain_bytes }
+    }
+
+    /// Until it is ready; then it counts on.
+    async fn restore(
+        &self,
+        provider: &LocalProvider,
+        spec: &InstanceSpec,
+        from: &SnapshotId,
+        execution: &ExecutionId,
+    ) -> Duration {
+        let next = SandboxId::from_bytes(fresh());
+        let started = Instant::now();
+        provider.restore(&mutation(), &next, &self.owner, spec, from).await.unwrap();
+        let took = started.elapsed();
+        let instance = InstanceRef { sandbox: next.clone(), generation: Generation::FIRST };
+        self.counts(&instance).await;
+        let copy = self.provider.execution(&instance, &execution.copied_into(&next)).await.unwrap();
+        assert_eq!(copy.state, ExecState::Running);
+        self.provider.destroy(&mutation(), &next).await.unwrap();
+        sync();
+        took
     }
 
     async fn save(&self, sandbox: &SandboxId, live: bool) -> viv_provider::Snapshot {

@@ -455,6 +455,7 @@ impl World<'_> {
                     EndCause::Signalled { signal: 9 },
                     EndCause::SupervisorLost,
                     EndCause::AgentLost,
+                    EndCause::MemoryLost { what: "its pages".to_owned() },
                     EndCause::Exited { code: 1 },
                 ];
                 let cause = causes[self.rng.below(causes.len() as u64) as usize].clone();

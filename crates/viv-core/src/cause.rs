@@ -36,6 +36,11 @@ pub enum EndCause {
         /// What could not be shown.
         what: String,
     },
+    /// Pages of its restored memory could not be brought any more, so nobody was left to miss them (L13).
+    MemoryLost {
+        /// Why not.
+        what: String,
+    },
     /// The agent stopped answering its supervisor and was ended with the rest.
     AgentLost,
     /// The supervisor died, and the instance with it.
@@ -61,6 +66,7 @@ impl EndCause {
             Self::OomKilled => "oom_killed",
             Self::DiskFull { .. } => "disk_full",
             Self::Unverifiable { .. } => "unverifiable",
+            Self::MemoryLost { .. } => "memory_lost",
             Self::AgentLost => "agent_lost",
             Self::SupervisorLost => "supervisor_lost",
             Self::Rebooted => "rebooted",
@@ -76,6 +82,7 @@ impl fmt::Display for EndCause {
             Self::Signalled { signal } => write!(f, "killed by signal {signal}"),
             Self::Unverifiable { what } => write!(f, "ended because {what} could not be shown to have ended"),
             Self::DiskFull { what } => write!(f, "ended because the disk ran out: {what}"),
+            Self::MemoryLost { what } => write!(f, "ended because its memory was lost: {what}"),
             Self::CreateFailed { what } => write!(f, "could not be created: {what}"),
             Self::Destroyed
             | Self::Expired

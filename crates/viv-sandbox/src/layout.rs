@@ -269,6 +269,9 @@ pub(crate) struct MemoryPlan {
     pub(crate) of: InstanceRef,
     /// What its ids were mapped to then.
     pub(crate) ids: IdRange,
+    /// Whether its pages may be brought while it runs.
+    #[serde(default)]
+    pub(crate) lazy: bool,
 }
 
 /// What an instance is made of.

@@ -6,6 +6,8 @@
 
 #[path = "daemon_memory/follow.rs"]
 mod follow;
+#[path = "daemon_memory/lazy.rs"]
+mod lazy;
 #[path = "daemon_memory/middle.rs"]
 mod middle;
 #[path = "daemon_memory/share.rs"]

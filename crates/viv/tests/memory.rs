@@ -3,6 +3,8 @@
 //! The CRIU is that of `scripts/prepare criu`, or what `VIV_CRIU` names; without one these are passed over.
 #![allow(missing_docs, reason = "tests")]
 
+#[path = "memory/lazy.rs"]
+mod lazy;
 mod support;
 
 use std::collections::BTreeSet;

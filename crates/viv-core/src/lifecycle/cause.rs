@@ -161,6 +161,7 @@ impl Cause {
         match end {
             EndCause::OomKilled => Self::OomKilled,
             EndCause::DiskFull { .. } => Self::DiskFull,
+            EndCause::MemoryLost { .. } => Self::MemoryNotRestored,
             EndCause::Exited { .. }
             | EndCause::Signalled { .. }
             | EndCause::AgentLost

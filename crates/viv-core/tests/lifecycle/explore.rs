@@ -192,6 +192,7 @@ pub(crate) fn events(sandbox: &Sandbox, now_ms: u64) -> Vec<(&'static str, Event
         ("seen expired", Seen::Ended(EndCause::Expired)),
         ("seen ended", Seen::Ended(EndCause::OomKilled)),
         ("seen ended", Seen::Ended(EndCause::DiskFull { what: "all of it".to_owned() })),
+        ("seen ended", Seen::Ended(EndCause::MemoryLost { what: "its pages".to_owned() })),
         ("seen ended", Seen::Ended(EndCause::SupervisorLost)),
         ("seen ended", Seen::Ended(EndCause::Exited { code: 1 })),
         ("seen ended", Seen::Ended(EndCause::Rebooted)),

@@ -476,6 +476,7 @@ fn ends() -> impl Strategy<Value = EndCause> {
     prop_oneof![
         Just(EndCause::OomKilled),
         Just(EndCause::DiskFull { what: "all of it".to_owned() }),
+        Just(EndCause::MemoryLost { what: "its pages".to_owned() }),
         Just(EndCause::SupervisorLost),
         Just(EndCause::Rebooted),
         Just(EndCause::Exited { code: 1 }),

@@ -23,6 +23,7 @@
 pub(crate) mod criu;
 pub(crate) mod files;
 mod frames;
+pub(crate) mod lazy;
 pub(crate) mod mounts;
 pub(crate) mod obstacles;
 pub(crate) mod pack;

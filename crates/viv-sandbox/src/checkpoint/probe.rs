@@ -2,6 +2,8 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
@@ -12,6 +14,7 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_parent_process
 use rustix::thread::UnshareFlags;
 
 use super::criu::{self, Call, DUMP_LOG, RESTORE_LOG};
+use super::lazy;
 use crate::sys::clone::{Forked, close_all_but, exit_now, fork, fork_as_init, try_userfaultfd};
 use crate::sys::namespace::leave_for_new;
 
@@ -48,9 +51,9 @@ pub fn main(criu: &Path, folder: &Path, entered: bool) -> ExitCode {
         }
     };
     match outcome {
-        Ok(()) => {
-            if let Err(error) = may_be_lazy() {
-                println!("in a sandbox the kernel gives no userfaultfd: {error}");
+        Ok(process) => {
+            if let Err(why) = lazy_turn(criu, folder, process) {
+                println!("{why}");
             }
             ExitCode::SUCCESS
         }
@@ -90,9 +93,10 @@ fn enter(criu: &Path, folder: &Path) -> io::Result<u8> {
     }
 }
 
-fn probe(criu: &Path, folder: &Path) -> Result<(), String> {
+fn probe(criu: &Path, folder: &Path) -> Result<Pid, String> {
     let process = hold(folder).map_err(|error| format!("no process: {error}"))?;
-    turn(criu, folder, process)
+    turn(criu, folder, process)?;
+    Ok(process)
 }
 
 /// Saves the process, ends it, and has it say from its restored memory what it said before.
@@ -113,19 +117,63 @@ fn turn(criu: &Path, folder: &Path, process: Pid) -> Result<(), String> {
     // Its pid is free once it was waited for, and taken again by itself: nobody else is here.
     let _ = kill_process(process, Signal::KILL);
     let _ = waitpid(Some(process), WaitOptions::empty());
+    bring_back(criu, folder, None)?;
+    remembers(folder, &first)
+}
+
+fn bring_back(criu: &Path, folder: &Path, option: Option<&str>) -> Result<(), String> {
+    let failed = |error: io::Error| format!("the probe failed: {error}");
     let mut restore = Call::new(criu, "restore");
-    restore.args(["-d", "-o", RESTORE_LOG]).args(criu::COMMON);
-    restore.file("-D", images().map_err(failed)?).map_err(failed)?;
-    let status = restore.run().map_err(failed)?;
-    if status != 0 {
-        return Err(format!(
-            "a small process cannot be brought back: {}",
-            criu::why(status, &folder.join(RESTORE_LOG))
-        ));
+    restore.args(["-d", "-o", RESTORE_LOG]).args(criu::COMMON).args(option);
+    restore.file("-D", File::open(folder).map_err(failed)?).map_err(failed)?;
+    match restore.run().map_err(failed)? {
+        0 => Ok(()),
+        status => {
+            let why = criu::why(status, &folder.join(RESTORE_LOG));
+            Err(format!("a small process cannot be brought back: {why}"))
+        }
     }
+}
+
+/// Asks what was brought back.
+fn remembers(folder: &Path, first: &[u8]) -> Result<(), String> {
+    let failed = |error: io::Error| format!("the probe failed: {error}");
     fs::write(folder.join(ASK), "").map_err(failed)?;
     let again = await_file(&folder.join(AGAIN)).map_err(failed)?;
     if again == first { Ok(()) } else { Err("a process that was brought back has other memory than before".to_owned()) }
+}
+
+/// Brings it back once more, with its pages one by one: it has none when it begins, so it can do nothing before one was
+/// brought. Says why that cannot be done for a sandbox.
+fn lazy_turn(criu: &Path, folder: &Path, process: Pid) -> Result<(), String> {
+    may_be_lazy().map_err(|error| format!("in a sandbox the kernel gives no userfaultfd: {error}"))?;
+    let failed = |error: io::Error| format!("the probe of pages failed: {error}");
+    let first = fs::read(folder.join(FIRST)).map_err(failed)?;
+    // The one before has said everything, and its pid is free.
+    let _ = waitpid(Some(process), WaitOptions::empty());
+    for name in [ASK, AGAIN] {
+        fs::remove_file(folder.join(name)).map_err(failed)?;
+    }
+    // A relative name: a socket's path has 108 bytes at the most.
+    std::env::set_current_dir(folder).map_err(failed)?;
+    let listener = UnixListener::bind(lazy::SOCKET).map_err(failed)?;
+    let (cancelled, restoring) = io::pipe().map_err(failed)?;
+    let server = match fork(None).map_err(failed)? {
+        Forked::Child => {
+            drop(restoring);
+            exit_now(i32::from(lazy::serve(&listener, cancelled.as_fd(), folder).is_err()));
+        }
+        Forked::Parent(server) => server,
+    };
+    let brought = bring_back(criu, folder, Some(lazy::OPTION));
+    drop(restoring);
+    let brought = brought.and_then(|()| remembers(folder, &first));
+    let ended = waitpid(Some(server), WaitOptions::empty()).map_err(io::Error::from).map_err(failed)?;
+    brought.map_err(|why| format!("page by page it fails: {why}"))?;
+    match ended {
+        Some((_, status)) if status.exit_status() == Some(0) => Ok(()),
+        Some(_) | None => Err("the pages of a small process cannot be brought one by one".to_owned()),
+    }
 }
 
 /// Whether a process in a user namespace gets what it takes to have its memory brought page by page. CRIU asks for it in

@@ -18,7 +18,7 @@ use super::save::{save_failed, store_failed};
 use super::{LocalProvider, Result, shim_client, unavailable};
 use crate::checkpoint::mounts::{self, parts_of};
 use crate::checkpoint::share::Earlier;
-use crate::checkpoint::{Manifest, MemoryDir, obstacles, pack, probe};
+use crate::checkpoint::{Manifest, MemoryDir, lazy, obstacles, pack, probe};
 use crate::durable;
 use crate::ids::IdPool;
 use crate::layout::{InstanceDir, InstanceRecord, MemoryPlan};
@@ -54,7 +54,7 @@ pub struct Criu {
     pub path: PathBuf,
     /// What it says of itself.
     pub version: String,
-    /// Why it could not bring memory back page by page as it is used; nothing where it could, and is not asked to.
+    /// Why it cannot bring memory back while it is used already; nothing where it can, and does.
     pub not_lazy: Option<String>,
 }
 
@@ -67,8 +67,12 @@ impl std::fmt::Display for Criu {
 impl Criu {
     /// What it does not do here, for those who wonder.
     pub fn limits(&self) -> String {
-        let lazy = self.not_lazy.as_deref().unwrap_or("it is not asked to");
-        format!("of sandboxes without a network; restored at once, never page by page as it is used ({lazy})")
+        let least_mib = lazy::BYTES_MIN >> 20;
+        let restored = match &self.not_lazy {
+            None => format!("of {least_mib} MiB and more brought back while it is used already"),
+            Some(why) => format!("all of it brought back before it is used ({why})"),
+        };
+        format!("of sandboxes without a network; {restored}")
     }
 }
 
@@ -78,10 +82,24 @@ pub(super) struct Cache(Mutex<Option<Tried>>);
 
 struct Tried {
     at: Instant,
+    setting: Setting,
     outcome: std::result::Result<Criu, String>,
 }
 
-/// That one was shown to work, for as long as neither it nor the machine's run changes.
+/// What the kernel is told about who may have a `userfaultfd`, as it stands there. Whoever changes it changes whether
+/// restores can be lazy, so what was found out before is not known any more.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Setting(Option<String>);
+
+impl Setting {
+    const PATH: &str = "/proc/sys/vm/unprivileged_userfaultfd";
+
+    fn now() -> Self {
+        Self(fs::read_to_string(Self::PATH).ok())
+    }
+}
+
+/// That one was shown to work, for as long as neither it nor the machine's run or its setting changes.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Shown {
     boot_id: String,
@@ -89,6 +107,8 @@ struct Shown {
     file: (u64, u64, i64, u64),
     version: String,
     not_lazy: Option<String>,
+    #[serde(default)]
+    setting: Setting,
 }
 
 /// The memory that an instance is to begin with.
@@ -117,12 +137,16 @@ impl LocalProvider {
         }
         // Held while probing, so that many who ask at once probe once.
         let mut cached = self.shared.criu.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = cached.as_ref().filter(|tried| tried.outcome.is_ok() || tried.at.elapsed() < TRY_AGAIN_AFTER);
+        let setting = Setting::now();
+        let known = cached.as_ref().filter(|tried| match &tried.outcome {
+            Ok(_) => tried.setting == setting,
+            Err(_) => tried.at.elapsed() < TRY_AGAIN_AFTER,
+        });
         if let Some(known) = known {
             return known.outcome.clone();
         }
         let outcome = self.find_criu();
-        *cached = Some(Tried { at: Instant::now(), outcome: outcome.clone() });
+        *cached = Some(Tried { at: Instant::now(), setting, outcome: outcome.clone() });
         outcome
     }
 
@@ -172,20 +196,26 @@ impl LocalProvider {
     fn tried_criu(&self, path: &PathBuf) -> std::result::Result<Criu, String> {
         let said = |error: io::Error| format!("{}: {error}", path.display());
         let (boot_id, file) = (process::boot_id().map_err(said)?, identity(path).map_err(said)?);
-        let note = self.shared.data.host().join("criu.json");
+        let (setting, note) = (Setting::now(), self.shared.data.host().join("criu.json"));
         if let Ok(Some(shown)) = durable::read_json::<Shown>(&note)
-            && (&shown.boot_id, &shown.path, &shown.file) == (&boot_id, path, &file)
+            && (&shown.boot_id, &shown.path, &shown.file, &shown.setting) == (&boot_id, path, &file, &setting)
         {
-            return Ok(Criu { path: path.clone(), version: shown.version, not_lazy: shown.not_lazy });
+            return Ok(Criu { path: path.clone(), version: shown.version, not_lazy: self.not_lazy(shown.not_lazy) });
         }
         let version = version(path).map_err(said)?;
         let not_lazy = self.try_criu(path);
         let not_lazy =
             not_lazy.map_err(|why| format!("CRIU {version} ({}) does not work here: {why}", path.display()))?;
         // Whoever cannot note it tries again.
-        let shown = Shown { boot_id, path: path.clone(), file, version: version.clone(), not_lazy: not_lazy.clone() };
+        let (path, version, not_lazy) = (path.clone(), version.clone(), not_lazy.clone());
+        let shown = Shown { boot_id, path, file, version, not_lazy, setting };
         let _ = durable::replace_json_unsynced(&note, &shown);
-        Ok(Criu { path: path.clone(), version, not_lazy })
+        Ok(Criu { path: shown.path, version: shown.version, not_lazy: self.not_lazy(shown.not_lazy) })
+    }
+
+    /// Why restores are not lazy, whatever CRIU and the kernel can.
+    fn not_lazy(&self, why: Option<String>) -> Option<String> {
+        if self.shared.config.lazy_restore { why } else { Some("it is switched off here".to_owned()) }
     }
 
     /// Has it save and bring back a small process; answers with why it cannot be lazy.
@@ -407,8 +437,8 @@ impl LocalProvider {
             if !agent.is_file() {
                 return Err(format!("the agent that it ran with is not there any more ({})", manifest.agent));
             }
-            let (of, ids) = (manifest.instance, manifest.ids);
-            Ok(Remembered { plan: MemoryPlan { folder: dir.path().to_owned(), criu: criu.path, of, ids }, agent })
+            let (of, ids, lazy) = (manifest.instance, manifest.ids, criu.not_lazy.is_none());
+            Ok(Remembered { plan: MemoryPlan { folder: dir.path().to_owned(), criu: criu.path, of, ids, lazy }, agent })
         };
         Ok(match restored() {
             Ok(remembered) => Memory::Restored(Box::new(remembered)),

@@ -91,6 +91,8 @@ pub struct LocalConfig {
     /// Off. On where snapshots stay until somebody removes them, though their sandbox is saved again: then what is dumped
     /// shares pages with the dump that it went on from.
     pub keeps_snapshots: bool,
+    /// Whether memory may be brought back while it is used already, where CRIU and the kernel can.
+    pub lazy_restore: bool,
     /// Off. On for who took over from an owner that was killed and is not gone, since it is frozen: what that one has
     /// locked may be locked for ever, so the locks of fences begin anew. It can do nothing any more, and nobody else
     /// takes them.
@@ -112,6 +114,7 @@ impl LocalConfig {
             criu: None,
             saves_memory: true,
             keeps_snapshots: false,
+            lazy_restore: true,
             renew_locks: false,
         }
     }

@@ -21,6 +21,7 @@ use super::deadline::DeadlineKeeper;
 use super::first;
 use super::guard::Guard;
 use super::memory;
+use super::pages::Pages;
 use super::serve::{Init, Shim};
 use super::tables;
 use crate::bundle::{self, Staged};
@@ -105,6 +106,7 @@ pub(super) struct Parts {
     pub(super) writable: PathBuf,
     pub(super) root: PathBuf,
     pub(super) uplink: Option<Uplink>,
+    pub(super) pages: Option<Pages>,
 }
 
 fn build(
@@ -121,12 +123,7 @@ fn build(
     let deadline =
         DeadlineKeeper::start(dir.deadline(), record.spec.lifetime_ms).map_err(at("setting the deadline"))?;
 
-    cgroups.make().map_err(at("making cgroups"))?;
-    if !cgroups.hidden_from_runtime() {
-        cgroups.limit(&record.spec.limits, dir.path())?;
-    }
-    cgroups.delegate(record.ids.keeper_on_host()).map_err(at("handing the cgroup to the agent"))?;
-
+    make_cgroups(dir, record, cgroups)?;
     let identity = Identity { sandbox: record.sandbox().clone(), generation: record.generation() };
     let memory = record.memory.as_ref().map(|plan| (plan, MemoryDir::new(plan.folder.clone())));
     match &memory {
@@ -170,10 +167,11 @@ fn build(
     };
     bundle::write(&dir.bundle(), record, &staged, cgroups).map_err(at("writing the bundle"))?;
 
-    *init = Some(match &memory {
-        Some((plan, kept)) => memory::restore(dir, record, cgroups, &staged, kept, &plan.criu, until)?,
-        None => start_container(dir, record, cgroups, until)?,
-    });
+    let (started, pages) = match &memory {
+        Some((plan, kept)) => memory::restore(dir, record, cgroups, &staged, (kept, plan), until)?,
+        None => (start_container(dir, record, cgroups, until)?, None),
+    };
+    *init = Some(started);
     let init = init.as_ref().expect("just started");
     if let Some(uplink) = &uplink {
         uplink.connect(init.pid, until)?;
@@ -210,7 +208,31 @@ fn build(
         Writable::Disk(_) => PathBuf::from(format!("/proc/{}/root{}", std::process::id(), root.writable.display())),
     };
     let root = root.root.clone();
-    Ok(Parts { listener, init, control, deadline, clients: Clients::default(), oom_kills, writable, root, uplink })
+    Ok(Parts {
+        listener,
+        init,
+        control,
+        deadline,
+        clients: Clients::default(),
+        oom_kills,
+        writable,
+        root,
+        uplink,
+        pages,
+    })
+}
+
+/// What it is to run in.
+pub(super) fn make_cgroups(
+    dir: &InstanceDir,
+    record: &InstanceRecord,
+    cgroups: &InstanceCgroups,
+) -> Result<(), CreateError> {
+    cgroups.make().map_err(at("making cgroups"))?;
+    if !cgroups.hidden_from_runtime() {
+        cgroups.limit(&record.spec.limits, dir.path())?;
+    }
+    cgroups.delegate(record.ids.keeper_on_host()).map_err(at("handing the cgroup to the agent"))
 }
 
 /// What the agent gets with its control connection.

@@ -21,7 +21,10 @@ const AGENT_DIES_WITHIN: Duration = Duration::from_millis(500);
 
 impl Shim {
     /// Why PID 1 is gone, or no longer talks to us.
-    pub(super) fn cause_of_agent_end(&self) -> EndCause {
+    pub(super) fn cause_of_agent_end(&mut self) -> EndCause {
+        if let Some(what) = self.why_pages_lost() {
+            return EndCause::MemoryLost { what };
+        }
         match self.init.wait(AGENT_DIES_WITHIN) {
             Ok(InitExit::Code(code)) => EndCause::Exited { code },
             Ok(InitExit::Signal(libc::SIGKILL)) if self.oom_kills() > self.oom_kills_at_start => EndCause::OomKilled,
@@ -46,6 +49,7 @@ impl Shim {
             note!("not all processes ended: {error}");
             self.answer_while_ending(&cause);
         }
+        self.leave_pages();
         drop(self.uplink.take());
         if let Err(error) = self.cgroups.remove() {
             // They are empty; a destroy removes what is left.

@@ -19,15 +19,17 @@ use viv_core::{EndCause, ExecutionId, OperationId};
 use viv_provider::Mutation;
 
 use super::agent::{ControlConnection, say_hello, tell_to_quiesce};
-use super::create::{CreateError, agent_config, at, descriptors, draw_boot_id, wait_until};
+use super::chain;
+use super::create::{CreateError, agent_config, at, descriptors, draw_boot_id, make_cgroups, wait_until};
+use super::pages::Pages;
 use super::proto::{ShimError, ShimReply};
 use super::serve::{FREEZE_WITHIN, Handled, Init, Next, Shim};
 use crate::bundle::{Staged, hostname};
 use crate::cgroup::InstanceCgroups;
 use crate::checkpoint::criu::{self, Call, DUMP_LOG, RESTORE_LOG};
-use crate::checkpoint::{Dump, MemoryDir, files, mounts, pack, renumber};
+use crate::checkpoint::{Dump, MemoryDir, files, lazy, mounts, pack, renumber};
 use crate::durable;
-use crate::layout::{InstanceDir, InstanceRecord};
+use crate::layout::{InstanceDir, InstanceRecord, MemoryPlan};
 use crate::rootfs::IdRange;
 use crate::sys::clone::{Forked, die_with, exit_now, fork, leave_session_keyring};
 
@@ -39,6 +41,9 @@ const BACK_WITHIN: Duration = Duration::from_secs(30);
 
 /// Who was about to connect when it began makes a dump fail; hardly ever three times.
 const TRIES_MAX: u32 = 3;
+
+/// How long one attempt to kill what a restore left may take; there is another one after it.
+const KILL_WITHIN: Duration = Duration::from_secs(2);
 
 /// What the helper leaves when it did not come as far as CRIU.
 const WHY: &str = "why";
@@ -136,6 +141,7 @@ impl Shim {
     /// In the helper. Comes back only when something fails before CRIU does.
     fn dump(&self, order: &Order, log: &File) -> io::Error {
         let prepare = || -> io::Result<Call> {
+            self.await_pages()?;
             tell_to_quiesce(Path::new("run").join(SOCKET).as_path(), &order.fence, AWAY_MS)?;
             let mut call = Call::new(&order.criu, "dump");
             call.args(["-t", &self.init.pid.as_raw_nonzero().to_string(), "-o", DUMP_LOG]);
@@ -355,13 +361,10 @@ pub(super) fn restore(
     record: &InstanceRecord,
     cgroups: &InstanceCgroups,
     staged: &Staged<'_>,
-    memory: &MemoryDir,
-    criu: &Path,
+    (memory, plan): (&MemoryDir, &MemoryPlan),
     until: Instant,
-) -> Result<Init, CreateError> {
+) -> Result<(Init, Option<Pages>), CreateError> {
     let mut dump = memory.read_dump().map_err(at("reading what was dumped"))?;
-    let plan =
-        record.memory.as_ref().ok_or(io::ErrorKind::InvalidData.into()).map_err(at("reading what it begins with"))?;
     if let Some(why) = files::why_not(&dump.files, staged.root).map_err(at("looking at files that were open"))? {
         return Err(CreateError::Memory { why });
     }
@@ -375,70 +378,144 @@ pub(super) fn restore(
     }
     let images = dir.unpacked();
     unpack(memory, &images, (plan.ids, record.ids), until)?;
-    let birthplace = cgroups.open_v2().map_err(at("opening the cgroup"))?;
-    let pid_file = dir.first_pid();
-    let call = || -> io::Result<Call> {
-        let mut call = Call::new(criu, "restore");
-        call.args(["-d", "-o", RESTORE_LOG]).args(criu::COMMON);
-        call.args([Path::new("--pidfile"), &pid_file]).args([Path::new("--root"), &staged.root.root]);
-        for external in &dump.mounts {
-            let told = external.to_restore(staged).ok_or_else(|| io::Error::other(format!("no {}", external.at)))?;
-            call.args(["--external".to_owned(), told]);
-        }
-        for name in &dump.logs {
-            let number = call.give(agent_log(dir, record)?)?;
-            call.args(["--inherit-fd".to_owned(), format!("fd[{number}]:{name}")]);
-        }
-        call.file("-D", File::open(&images)?)?;
-        call.file("-W", File::open(dir.path())?)?;
-        Ok(call)
-    };
-    let call = call().map_err(at("preparing the restore"))?;
-    let log = File::options().append(true).create(true).open(dir.log()).map_err(at("opening the log"))?;
-    let parent = rustix::process::getpid();
-    let helper = match fork(birthplace.as_ref().map(AsFd::as_fd)).map_err(at("starting CRIU"))? {
-        Forked::Child => {
-            // What is restored is born where this is: in the sandbox's cgroups, and in a namespace that shows no others.
-            let enter = || -> io::Result<()> {
-                if !die_with(parent) {
-                    return Err(io::Error::other("the shim is gone"));
-                }
-                leave_session_keyring();
-                cgroups.join_v1()?;
-                criu::leave_for_own_run(UnshareFlags::NEWCGROUP)?;
-                rustix::stdio::dup2_stdout(&log)?;
-                Ok(rustix::stdio::dup2_stderr(&log)?)
-            };
-            let error = match enter() {
-                Ok(()) => call.exec(),
-                Err(error) => error,
-            };
-            eprintln!("CRIU: {error}");
-            exit_now(127);
-        }
-        Forked::Parent(helper) => helper,
-    };
-    drop(call);
-    match wait_until(helper, until).map_err(at("waiting for CRIU"))? {
-        Some(0) => {}
-        Some(status) => return Err(CreateError::Memory { why: criu::why(status, &dir.path().join(RESTORE_LOG)) }),
-        None => {
-            let _ = rustix::process::kill_process(helper, rustix::process::Signal::KILL);
-            let _ = waitpid(Some(helper), WaitOptions::empty());
-            return Err(CreateError::Memory { why: "it takes too long".to_owned() });
+    let restore = Restore { dir, record, cgroups, staged, criu: &plan.criu, dump: &dump, images: &images, until };
+    let is_worth_it = || lazy::bytes(&images).is_ok_and(|bytes| bytes >= lazy::BYTES_MIN);
+    let mut lazily = None;
+    if plan.lazy && is_worth_it() {
+        match restore.lazily() {
+            Ok(restored) => lazily = Some(restored),
+            Err(error) => {
+                note!("its memory is brought at once, because it cannot be brought while it runs: {}", chain(&error));
+                restore.undo()?;
+            }
         }
     }
-    let pid = fs::read_to_string(&pid_file).map_err(at("reading the container's pid"))?;
-    let pid = pid.trim().parse().ok().and_then(Pid::from_raw);
-    let pid = pid.ok_or(io::ErrorKind::InvalidData.into()).map_err(at("reading the container's pid"))?;
+    let (pid, pages) = match lazily {
+        Some((pid, pages)) => (pid, Some(pages)),
+        None => (restore.criu(false)?, None),
+    };
     // It is our child (we are the subreaper) and not waited for, so the pid is still its own.
     let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(io::Error::from).map_err(at("holding the agent"))?;
     super::first::record(dir, pid).map_err(at("writing down who the agent is"))?;
     place(cgroups, record, &dump).map_err(at("placing processes into cgroups"))?;
     name(pid, &hostname(record)).map_err(at("naming it"))?;
-    // All of it is in memory.
-    let _ = fs::remove_dir_all(&images);
-    Ok(Init { pid, pidfd })
+    if pages.is_none() {
+        // All of it is in memory.
+        let _ = fs::remove_dir_all(&images);
+    }
+    Ok((Init { pid, pidfd }, pages))
+}
+
+/// What a restore by CRIU takes.
+struct Restore<'a> {
+    dir: &'a InstanceDir,
+    record: &'a InstanceRecord,
+    cgroups: &'a InstanceCgroups,
+    staged: &'a Staged<'a>,
+    criu: &'a Path,
+    dump: &'a Dump,
+    images: &'a Path,
+    until: Instant,
+}
+
+impl Restore<'_> {
+    /// Has everything run, with somebody who brings its pages.
+    fn lazily(&self) -> Result<(Pid, Pages), CreateError> {
+        let mut pages = Pages::start(self.dir, self.cgroups).map_err(at("starting who brings its pages"))?;
+        let restored = self.criu(true);
+        pages.restored();
+        match restored {
+            Ok(pid) => Ok((pid, pages)),
+            Err(error) => {
+                // Nobody of it is to read anything.
+                while let Err(error) = self.cgroups.kill(KILL_WITHIN) {
+                    note!("a restore that failed left processes: {error}");
+                }
+                pages.dismiss();
+                Err(error)
+            }
+        }
+    }
+
+    /// Leaves nothing of a restore that failed, so that there can be another one.
+    fn undo(&self) -> Result<(), CreateError> {
+        // What CRIU left came to us and has ended. The guard is none of them: it does not end before we do.
+        while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
+        // Whoever is born where somebody was killed so is killed too, by some kernels.
+        self.cgroups.remove().map_err(at("restoring once more"))?;
+        make_cgroups(self.dir, self.record, self.cgroups)?;
+        for file in [self.dir.first_pid(), self.dir.path().join(RESTORE_LOG), self.dir.path().join(lazy::SOCKET)] {
+            match fs::remove_file(file) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(at("restoring once more")(error));
+                }
+                Ok(()) | Err(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs CRIU, and answers with the first process.
+    fn criu(&self, lazily: bool) -> Result<Pid, CreateError> {
+        let Self { dir, record, cgroups, staged, criu, dump, images, until } = *self;
+        let birthplace = cgroups.open_v2().map_err(at("opening the cgroup"))?;
+        let pid_file = dir.first_pid();
+        let call = || -> io::Result<Call> {
+            let mut call = Call::new(criu, "restore");
+            call.args(["-d", "-o", RESTORE_LOG]).args(criu::COMMON).args(lazily.then_some(lazy::OPTION));
+            call.args([Path::new("--pidfile"), &pid_file]).args([Path::new("--root"), &staged.root.root]);
+            for external in &dump.mounts {
+                let told =
+                    external.to_restore(staged).ok_or_else(|| io::Error::other(format!("no {}", external.at)))?;
+                call.args(["--external".to_owned(), told]);
+            }
+            for name in &dump.logs {
+                let number = call.give(agent_log(dir, record)?)?;
+                call.args(["--inherit-fd".to_owned(), format!("fd[{number}]:{name}")]);
+            }
+            call.file("-D", File::open(images)?)?;
+            call.file("-W", File::open(dir.path())?)?;
+            Ok(call)
+        };
+        let call = call().map_err(at("preparing the restore"))?;
+        let log = File::options().append(true).create(true).open(dir.log()).map_err(at("opening the log"))?;
+        let parent = rustix::process::getpid();
+        let helper = match fork(birthplace.as_ref().map(AsFd::as_fd)).map_err(at("starting CRIU"))? {
+            Forked::Child => {
+                // What is restored is born where this is: in the sandbox's cgroups, and in a namespace that shows no others.
+                let enter = || -> io::Result<()> {
+                    if !die_with(parent) {
+                        return Err(io::Error::other("the shim is gone"));
+                    }
+                    leave_session_keyring();
+                    cgroups.join_v1()?;
+                    criu::leave_for_own_run(UnshareFlags::NEWCGROUP)?;
+                    rustix::stdio::dup2_stdout(&log)?;
+                    Ok(rustix::stdio::dup2_stderr(&log)?)
+                };
+                let error = match enter() {
+                    Ok(()) => call.exec(),
+                    Err(error) => error,
+                };
+                eprintln!("CRIU: {error}");
+                exit_now(127);
+            }
+            Forked::Parent(helper) => helper,
+        };
+        drop(call);
+        match wait_until(helper, until).map_err(at("waiting for CRIU"))? {
+            Some(0) => {}
+            Some(status) => return Err(CreateError::Memory { why: criu::why(status, &dir.path().join(RESTORE_LOG)) }),
+            None => {
+                let _ = rustix::process::kill_process(helper, rustix::process::Signal::KILL);
+                let _ = waitpid(Some(helper), WaitOptions::empty());
+                return Err(CreateError::Memory { why: "it takes too long".to_owned() });
+            }
+        }
+        let pid = fs::read_to_string(&pid_file).map_err(at("reading the container's pid"))?;
+        let pid = pid.trim().parse().ok().and_then(Pid::from_raw);
+        pid.ok_or(io::ErrorKind::InvalidData.into()).map_err(at("reading the container's pid"))
+    }
 }
 
 /// Has what was dumped in plain files, for the ids that this instance has. Another process does it: this one has one thread.

@@ -24,6 +24,7 @@ mod guard;
 mod limits;
 mod memory;
 mod oom;
+mod pages;
 pub(crate) mod proto;
 mod serve;
 pub(crate) mod space;

@@ -20,6 +20,7 @@ use super::deadline::{DeadlineKeeper, Passed, now_boot_ms};
 use super::guard::Guard;
 use super::memory::Checkpoint;
 use super::oom::OomWatch;
+use super::pages::Pages;
 use super::proto::{ShimError, ShimReply, ShimRequest, ShimStatus};
 use super::space::SpaceWatch;
 use super::{chain, record_identity};
@@ -108,6 +109,8 @@ pub(super) struct Shim {
     pub(super) writable: PathBuf,
     /// The root, where it is mounted.
     pub(super) root: PathBuf,
+    /// Pages of the memory that it began with are being brought.
+    pub(super) pages: Option<Pages>,
     /// Its memory is being saved.
     pub(super) checkpoint: Option<Checkpoint>,
     /// The agent was asked to be without us while it is saved, and has not left since. It may do so late: whoever asked
@@ -134,7 +137,7 @@ impl Shim {
         lock: File,
         parts: Parts,
     ) -> Self {
-        let Parts { listener, init, control, deadline, clients, oom_kills, writable, root, uplink } = parts;
+        let Parts { listener, init, control, deadline, clients, oom_kills, writable, root, uplink, pages } = parts;
         let token = record.token;
         let space = SpaceWatch::join(&dir);
         Self {
@@ -157,6 +160,7 @@ impl Shim {
             oom: OomWatch::default(),
             writable,
             root,
+            pages,
             checkpoint: None,
             may_leave: false,
             uplink,
@@ -205,6 +209,8 @@ impl Shim {
         fds.extend(self.space.waits_for().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let saving_at = fds.len();
         fds.extend(self.checkpoint.iter().map(|checkpoint| PollFd::new(checkpoint.helper(), PollFlags::IN)));
+        let pages_at = fds.len();
+        fds.extend(self.pages.iter().map(|pages| PollFd::new(pages.pidfd(), PollFlags::IN)));
         let fixed = fds.len();
         fds.extend(self.clients.streams().map(|stream| PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::IN)));
         match poll(&mut fds, wake_after.map(timespec).as_ref()) {
@@ -217,6 +223,13 @@ impl Shim {
         // The deadline goes first: a request that came with it finds it passed.
         if ready[0] && self.deadline.has_passed() {
             return Ok(Next::End(EndCause::Expired, None));
+        }
+        // Before the agent's end, which may be of that.
+        if fixed > pages_at
+            && ready[pages_at]
+            && let Next::End(cause, asked_by) = self.tend_pages()
+        {
+            return Ok(Next::End(cause, asked_by));
         }
         if ready[1] {
             return Ok(Next::End(self.cause_of_agent_end(), None));
@@ -233,7 +246,7 @@ impl Shim {
             self.tend_uplink(ready[5], ready[6]);
         }
         self.space.tend(saving_at > space_at && ready[space_at]);
-        if fixed > saving_at
+        if pages_at > saving_at
             && ready[saving_at]
             && let Next::End(cause, asked_by) = self.tend_checkpoint()?
         {

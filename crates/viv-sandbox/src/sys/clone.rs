@@ -33,6 +33,14 @@ pub(crate) fn fork_as_init() -> io::Result<Forked> {
     clone(libc::CLONE_NEWPID as u64, None)
 }
 
+/// Forks, with one table of descriptors for both: what one of them opens, both have open, and what one of them closes is
+/// closed. When either ends, nothing is closed.
+///
+/// The same holds for the caller as for [`fork`].
+pub(crate) fn fork_with_descriptors() -> io::Result<Forked> {
+    clone(libc::CLONE_FILES as u64, None)
+}
+
 fn clone(flags: u64, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Forked> {
     debug_assert_eq!(threads(), 1, "a fork of one thread of many leaves locks behind");
     // SAFETY: clone_args is plain data, for which zero is valid everywhere.

@@ -12,3 +12,4 @@ pub(crate) mod klog;
 pub(crate) mod loopback;
 pub(crate) mod namespace;
 pub(crate) mod quota;
+pub(crate) mod userfault;

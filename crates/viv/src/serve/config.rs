@@ -89,6 +89,8 @@ pub(super) struct SandboxesPart {
     pub(super) criu: Option<PathBuf>,
     /// Whether memory is saved.
     pub(super) save_memory: Option<SaveMemory>,
+    /// Whether memory is brought back while it is used already.
+    pub(super) lazy_restore: Option<LazyRestore>,
     /// How layers are kept: `btrfs` or `plain`.
     pub(super) layers: Option<String>,
     /// Size in MiB of the pool file for btrfs.
@@ -106,6 +108,17 @@ pub(super) enum SaveMemory {
     Auto,
     /// The daemon does not start where it cannot be.
     On,
+    /// Never.
+    Off,
+}
+
+/// Whether what was saved is brought back while it is used already (L13).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum LazyRestore {
+    /// Where CRIU and the kernel can, and there is enough of it.
+    #[default]
+    Auto,
     /// Never.
     Off,
 }
@@ -253,6 +266,7 @@ mod tests {
             layers = "plain"
             criu = "/opt/criu"
             save_memory = "on"
+            lazy_restore = "off"
             [quota]
             total = { cpu_millis = 8000, memory_mib = 16384, processes = 4096 }
             per_project = { memory_mib = 2048, disk_mib = 10240 }
@@ -277,6 +291,7 @@ mod tests {
         "#;
         let config: FileConfig = toml::from_str(text).unwrap();
         assert_eq!((config.sandboxes.max, config.sandboxes.save_memory), (Some(100), Some(SaveMemory::On)));
+        assert_eq!(config.sandboxes.lazy_restore, Some(LazyRestore::Off));
         let in_project = SumsMax { memory_bytes: Some(2 << 30), disk_bytes: Some(10 << 30), ..SumsMax::default() };
         assert_eq!(SumsMax::from(config.quota.per_project), in_project);
         assert_eq!(SumsMax::from(config.quota.total).cpu_millis, Some(8000));

@@ -47,7 +47,7 @@ use viv_store::{ApiKey, KeyScope, Owner, Quota, SqliteStore, Sums, Weights};
 
 use crate::place;
 use crate::settings::{DAEMONS, Global};
-use config::{FileConfig, SaveMemory};
+use config::{FileConfig, LazyRestore, SaveMemory};
 use owner::{Ownership, write_whole};
 use traces::Otlp;
 
@@ -86,6 +86,9 @@ pub(crate) struct Args {
     /// Whether memory is saved: auto (where it can be), off, or on (else the daemon does not start)
     #[arg(long, env = "VIV_SAVE_MEMORY")]
     save_memory: Option<SaveMemory>,
+    /// Whether memory is brought back while it is used already: auto (where CRIU and the kernel can) or off
+    #[arg(long, env = "VIV_LAZY_RESTORE")]
+    lazy_restore: Option<LazyRestore>,
     /// How layers are kept: btrfs or plain
     #[arg(long, env = "VIV_LAYERS")]
     layers: Option<String>,
@@ -278,6 +281,7 @@ fn open_provider(args: &Args, file: &FileConfig, data: &Path, from_undead: bool)
     config.criu = args.criu.clone().or_else(|| sandboxes.criu.clone());
     let save_memory = args.save_memory.or(sandboxes.save_memory).unwrap_or_default();
     config.saves_memory = save_memory != SaveMemory::Off;
+    config.lazy_restore = args.lazy_restore.or(sandboxes.lazy_restore).unwrap_or_default() != LazyRestore::Off;
     let provider = LocalProvider::open(config)?;
     if let (SaveMemory::On, Err(why)) = (save_memory, provider.criu()) {
         bail!("memory of sandboxes is to be saved, and cannot be: {why}\nhint: `--save-memory auto` goes without");

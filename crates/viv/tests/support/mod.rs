@@ -7,6 +7,7 @@ pub mod daemon;
 pub mod diagnosed;
 pub mod disk;
 pub mod held;
+pub mod lazy;
 pub mod receiver;
 pub mod restart;
 pub mod user;

@@ -355,7 +355,9 @@ impl<'t> Draft<'t> {
     fn forgo_memory(&mut self, snapshot: Option<&SnapshotId>) {
         if snapshot.is_none_or(|snapshot| !self.next.has_memory_of(snapshot)) {
             self.next.lose_suspended(self.at.now_ms);
-            self.next.memory.take_if(|memory| matches!(memory, Memory::Saving | Memory::Kept { .. }));
+            let is_over =
+                |memory: &mut Memory| matches!(memory, Memory::Saving | Memory::Kept { .. } | Memory::Restored { .. });
+            self.next.memory.take_if(is_over);
         }
     }
 

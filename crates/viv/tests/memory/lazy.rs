@@ -1,0 +1,243 @@
+//! Memory that is brought while it is used already: all of it is right, and when it cannot be brought any more, nobody
+//! reads anything else (L13, T10, L20).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use viv_core::{EndCause, ExecutionId, SnapshotId};
+use viv_provider::{Capability, InstanceRef, InstanceState, Observation, Provider};
+
+use super::{LIFETIME, destroy, ground_with, python, restore, save, until_more, written};
+use crate::support::criu::criu;
+use crate::support::lazy::{MUCH_MIB, SETTING, SOME_MIB, Slowed, Told, holder, servers, wrote};
+use crate::support::{Ground, SOON, Sandbox, eventually, mutation};
+
+/// A ground whose CRIU notes in a file when it is to be lazy, after which it does this.
+fn noted_ground(criu: &Path, then: &str) -> (Ground, tempfile::TempDir, PathBuf) {
+    let notes = tempfile::tempdir().unwrap();
+    let note = notes.path().join("lazily");
+    let instead = format!("case \" $* \" in *' --lazy-pages '*) echo x >> {}; {then} ;; esac", note.display());
+    let (ground, folder) = ground_with(criu, &instead);
+    // Both go with the test.
+    let _kept = notes.keep();
+    (ground, folder, note)
+}
+
+fn times(note: &Path) -> usize {
+    fs::read_to_string(note).map_or(0, |text| text.lines().count())
+}
+
+async fn hold(sandbox: &Sandbox<'_>, mib: u32) -> ExecutionId {
+    sandbox.start_spec(&python(&holder(mib))).await
+}
+
+fn folder(ground: &Ground, instance: &InstanceRef) -> PathBuf {
+    ground.data.join("instances").join(instance.sandbox.as_str())
+}
+
+fn assert_restored(seen: &Observation, before: &InstanceRef) {
+    assert_eq!(seen.lacks.get(&Capability::SaveMemory), None);
+    assert_eq!((&seen.state, seen.instance.generation.0), (&InstanceState::Running, before.generation.0 + 1));
+}
+
+/// It looks at all of its memory twice more, and finds it as it was.
+async fn assert_whole(ground: &Ground, instance: &InstanceRef, execution: &ExecutionId) {
+    let mut text = written(ground, instance, execution).await;
+    for _ in 0..2 {
+        text = until_more(ground, instance, execution, text.len()).await;
+    }
+    assert!(text.lines().all(|line| line.ends_with(" whole")), "{text}");
+}
+
+fn assert_all_brought(ground: &Ground, instance: &InstanceRef) {
+    let folder = folder(ground, instance);
+    eventually("all of it was brought", || {
+        !folder.join("unpacked").exists() && !folder.join("lazy-pages.socket").exists() && servers(&folder).is_none()
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn l13_what_is_brought_while_it_runs_is_all_there() {
+    let Some(criu) = criu() else { return };
+    let _told = Told::allowed();
+    let (ground, _folder, note) = noted_ground(&criu, ":");
+    assert_eq!(ground.provider.criu().unwrap().not_lazy, None);
+    let sandbox = ground.create(LIFETIME).await;
+    let small = sandbox.instance();
+    let holder = hold(&sandbox, SOME_MIB).await;
+    until_more(&ground, &small, &holder, 0).await;
+    let mut instance = small;
+    for round in 1..=2 {
+        let snapshot = save(&ground, &instance).await.unwrap();
+        destroy(&ground, &instance).await;
+        let seen = restore(&ground, &instance, &snapshot.id).await;
+        assert_restored(&seen, &instance);
+        assert_eq!(times(&note), round, "it was brought lazily");
+        instance = seen.instance;
+        assert_whole(&ground, &instance, &holder).await;
+        assert_all_brought(&ground, &instance);
+    }
+    destroy(&ground, &instance).await;
+    // What is little is brought at once.
+    let sandbox = ground.create(LIFETIME).await;
+    let holder = hold(&sandbox, 1).await;
+    until_more(&ground, &sandbox.instance(), &holder, 0).await;
+    let snapshot = save(&ground, &sandbox.instance()).await.unwrap();
+    destroy(&ground, &sandbox.instance()).await;
+    let seen = restore(&ground, &sandbox.instance(), &snapshot.id).await;
+    assert_restored(&seen, &sandbox.instance());
+    assert_whole(&ground, &seen.instance, &holder).await;
+    assert_eq!(times(&note), 2);
+    destroy(&ground, &seen.instance).await;
+    ground.assert_nothing_left();
+}
+
+/// One that was restored, while its pages are still being brought.
+struct Middle {
+    instance: InstanceRef,
+    snapshot: SnapshotId,
+    holder_of_memory: ExecutionId,
+    slowed: Slowed,
+    /// Those who hold its pages: the one who watches, and the one who brings them.
+    watcher: Pid,
+    server: Pid,
+}
+
+impl Middle {
+    async fn of(ground: &Ground) -> Self {
+        let sandbox = ground.create(LIFETIME).await;
+        let holder_of_memory = hold(&sandbox, MUCH_MIB).await;
+        until_more(ground, &sandbox.instance(), &holder_of_memory, 0).await;
+        let snapshot = save(ground, &sandbox.instance()).await.unwrap().id;
+        destroy(ground, &sandbox.instance()).await;
+        let slowed = Slowed::of(folder(ground, &sandbox.instance()));
+        let seen = restore(ground, &sandbox.instance(), &snapshot).await;
+        assert_restored(&seen, &sandbox.instance());
+        let instance = seen.instance;
+        let (watcher, server) = servers(&folder(ground, &instance)).expect("its pages are being brought");
+        Self { instance, snapshot, holder_of_memory, slowed, watcher, server }
+    }
+}
+
+async fn ended(ground: &Ground, instance: &InstanceRef) -> EndCause {
+    let until = Instant::now() + SOON;
+    loop {
+        match ground.provider.observe(instance).await.unwrap().state {
+            InstanceState::Ended(ended) => return ended.cause,
+            state => assert!(Instant::now() < until, "{state:?}"),
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Its pages cannot be brought any more: it ends for that reason, and nobody has read anything else.
+async fn assert_lost(ground: &Ground, instance: &InstanceRef, why: &str) {
+    let cause = ended(ground, instance).await;
+    assert!(matches!(&cause, EndCause::MemoryLost { what } if what.contains(why)), "{cause:?}");
+    let folder = folder(ground, instance);
+    assert!(wrote(&folder.join("run"), " whole") && !wrote(&folder.join("run"), "BROKEN"));
+    assert!(!folder.join("unpacked").exists());
+    eventually("nobody holds pages any more", || servers(&folder).is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn t10_a_server_of_pages_that_is_killed_ends_the_instance_and_nobody_reads_zeros() {
+    let Some(criu) = criu() else { return };
+    let _told = Told::allowed();
+    let (ground, _folder, note) = noted_ground(&criu, ":");
+    let mut middle = Middle::of(&ground).await;
+    assert_eq!(times(&note), 1);
+    middle.slowed.stop();
+    assert!(!folder(&ground, &middle.instance).join("exit.json").exists());
+    kill_process(middle.server, Signal::KILL).unwrap();
+    assert_lost(&ground, &middle.instance, "killed (signal 9)").await;
+    destroy(&ground, &middle.instance).await;
+    // What was dumped is as good as before.
+    let again = restore(&ground, &middle.instance, &middle.snapshot).await;
+    assert_restored(&again, &middle.instance);
+    assert_whole(&ground, &again.instance, &middle.holder_of_memory).await;
+    destroy(&ground, &again.instance).await;
+    ground.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn t10_whoever_holds_pages_and_is_killed_ends_the_instance_and_nobody_reads_zeros() {
+    let Some(criu) = criu() else { return };
+    let _told = Told::allowed();
+    let (ground, _folder, _) = noted_ground(&criu, ":");
+    let middle = Middle::of(&ground).await;
+    kill_process(middle.watcher, Signal::KILL).unwrap();
+    assert_lost(&ground, &middle.instance, "who held its pages was killed").await;
+    destroy(&ground, &middle.instance).await;
+    // A shim that is killed takes everything with it, as ever.
+    let middle = Middle::of(&ground).await;
+    let folder = folder(&ground, &middle.instance);
+    let shim: serde_json::Value = serde_json::from_slice(&fs::read(folder.join("shim.json")).unwrap()).unwrap();
+    crate::support::kill(shim["shim"]["pid"].as_u64().unwrap() as u32, Signal::KILL);
+    let cause = ended(&ground, &middle.instance).await;
+    assert_eq!(cause, EndCause::SupervisorLost);
+    assert!(wrote(&folder.join("run"), " whole") && !wrote(&folder.join("run"), "BROKEN"));
+    drop(middle.slowed);
+    let _ = kill_process(middle.server, Signal::CONT);
+    eventually("nobody holds pages any more", || servers(&folder).is_none());
+    destroy(&ground, &middle.instance).await;
+    ground.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn l13_what_is_saved_while_its_pages_are_brought_is_saved_whole() {
+    let Some(criu) = criu() else { return };
+    let told = Told::allowed();
+    let (ground, _folder, note) = noted_ground(&criu, ":");
+    let middle = Middle::of(&ground).await;
+    // It can be frozen meanwhile, and goes on.
+    let mutation = || mutation(middle.instance.generation.0, 1);
+    ground.provider.freeze(&mutation(), &middle.instance.sandbox).await.unwrap();
+    assert!(servers(&folder(&ground, &middle.instance)).is_some());
+    ground.provider.thaw(&mutation(), &middle.instance.sandbox).await.unwrap();
+    assert!(servers(&folder(&ground, &middle.instance)).is_some(), "it is still in the middle");
+    let saved = save(&ground, &middle.instance).await.unwrap();
+    assert!(saved.memory, "{saved:?}");
+    destroy(&ground, &middle.instance).await;
+    drop(middle.slowed);
+    // Without being lazy, so that nothing of before can help.
+    told.tell("0");
+    let seen = restore(&ground, &middle.instance, &saved.id).await;
+    assert_restored(&seen, &middle.instance);
+    assert_eq!(times(&note), 1);
+    assert_whole(&ground, &seen.instance, &middle.holder_of_memory).await;
+    destroy(&ground, &seen.instance).await;
+    ground.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn l13_what_cannot_be_brought_while_it_runs_is_brought_at_once() {
+    let Some(criu) = criu() else { return };
+    let told = Told::allowed();
+    // It is found out that it can be, and then it cannot: CRIU fails, or the kernel has it fail.
+    let refused = format!("echo 0 > {SETTING}");
+    for then in ["exit 1", &refused] {
+        told.tell("1");
+        let (ground, _folder, note) = noted_ground(&criu, then);
+        assert_eq!(ground.provider.criu().unwrap().not_lazy, None);
+        let sandbox = ground.create(LIFETIME).await;
+        let holder = hold(&sandbox, SOME_MIB).await;
+        until_more(&ground, &sandbox.instance(), &holder, 0).await;
+        let snapshot = save(&ground, &sandbox.instance()).await.unwrap();
+        destroy(&ground, &sandbox.instance()).await;
+        let seen = restore(&ground, &sandbox.instance(), &snapshot.id).await;
+        assert_restored(&seen, &sandbox.instance());
+        assert_eq!(times(&note), 1, "it was tried");
+        assert_whole(&ground, &seen.instance, &holder).await;
+        assert_all_brought(&ground, &seen.instance);
+        destroy(&ground, &seen.instance).await;
+        ground.assert_nothing_left();
+    }
+    // The kernel is asked again when it was told something else.
+    let (ground, _folder, _) = noted_ground(&criu, ":");
+    assert!(ground.provider.criu().unwrap().not_lazy.unwrap().contains("userfaultfd"));
+    told.tell("1");
+    assert_eq!(ground.provider.criu().unwrap().not_lazy, None);
+}
