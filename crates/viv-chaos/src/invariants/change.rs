@@ -172,6 +172,7 @@ fn over(instance: &InstanceRef, state: &InstanceState, cause: &Cause) -> Found {
             EndCause::DiskFull { .. } => Some(Cause::DiskFull),
             EndCause::SupervisorLost => Some(Cause::SupervisorLost),
             EndCause::Rebooted => Some(Cause::Rebooted),
+            EndCause::MemoryLost { .. } => Some(Cause::MemoryNotRestored),
             EndCause::Exited { .. }
             | EndCause::Signalled { .. }
             | EndCause::AgentLost
