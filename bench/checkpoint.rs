@@ -16,7 +16,7 @@ use serde_json::json;
 use viv_core::exec::{ExecSpec, ExecState};
 use viv_core::{ExecutionId, Generation, OwnerMark, SandboxId, SnapshotId};
 use viv_provider::{InstanceRef, InstanceSpec, Provider, Recall, SaveRequest};
-use viv_sandbox::{LocalConfig, LocalProvider};
+use viv_sandbox::{KeepMemory, LocalConfig, LocalProvider};
 
 mod common;
 
@@ -65,8 +65,8 @@ async fn bench(criu: &Path, wanted: Option<usize>) {
     let mut config = LocalConfig::new(data.clone(), env!("CARGO_BIN_EXE_viv").into());
     config.cgroup_prefix = format!("viv-bench-{}", std::process::id());
     config.criu = Some(criu.to_owned());
-    config.lazy_restore = false;
-    let lazy = LocalProvider::open(LocalConfig { lazy_restore: true, ..config.clone() }).unwrap();
+    config.keep_memory = KeepMemory::Eager;
+    let lazy = LocalProvider::open(LocalConfig { keep_memory: KeepMemory::Lazy, ..config.clone() }).unwrap();
     let provider = LocalProvider::open(config).unwrap();
     let found = match provider.criu() {
         Ok(found) => found,

@@ -15,7 +15,7 @@ use viv_provider::{Capability, Egress, InstanceRef, Mutation, Obstacle, Obstacle
 
 use super::create::Origin;
 use super::save::{save_failed, store_failed};
-use super::{LocalProvider, Result, shim_client, unavailable};
+use super::{KeepMemory, LocalProvider, Result, shim_client, unavailable};
 use crate::checkpoint::mounts::{self, parts_of};
 use crate::checkpoint::share::Earlier;
 use crate::checkpoint::{Manifest, MemoryDir, lazy, obstacles, pack, probe};
@@ -152,7 +152,7 @@ impl LocalProvider {
 
     /// Why no CRIU could do it for this provider.
     fn why_never(&self) -> Option<String> {
-        if !self.shared.config.saves_memory {
+        if self.shared.config.keep_memory == KeepMemory::Off {
             return Some("it is switched off here".to_owned());
         }
         if matches!(self.shared.config.ids, IdPool::Shared(_)) {
@@ -215,7 +215,10 @@ impl LocalProvider {
 
     /// Why restores are not lazy, whatever CRIU and the kernel can.
     fn not_lazy(&self, why: Option<String>) -> Option<String> {
-        if self.shared.config.lazy_restore { why } else { Some("it is switched off here".to_owned()) }
+        match self.shared.config.keep_memory {
+            KeepMemory::Lazy => why,
+            KeepMemory::Eager | KeepMemory::Off => Some("it is switched off here".to_owned()),
+        }
     }
 
     /// Has it save and bring back a small process; answers with why it cannot be lazy.

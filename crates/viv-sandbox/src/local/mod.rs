@@ -86,17 +86,26 @@ pub struct LocalConfig {
     pub limits: ResourceLimits,
     /// The CRIU that saves memory; by default the machine's own, if there is one.
     pub criu: Option<PathBuf>,
-    /// Whether memory is saved at all.
-    pub saves_memory: bool,
+    /// What becomes of the memory of what runs.
+    pub keep_memory: KeepMemory,
     /// Off. On where snapshots stay until somebody removes them, though their sandbox is saved again: then what is dumped
     /// shares pages with the dump that it went on from.
     pub keeps_snapshots: bool,
-    /// Whether memory may be brought back while it is used already, where CRIU and the kernel can.
-    pub lazy_restore: bool,
     /// Off. On for who took over from an owner that was killed and is not gone, since it is frozen: what that one has
     /// locked may be locked for ever, so the locks of fences begin anew. It can do nothing any more, and nobody else
     /// takes them.
     pub renew_locks: bool,
+}
+
+/// Whether memory is saved, and how it is brought back where CRIU and the kernel leave a choice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeepMemory {
+    /// It is not saved.
+    Off,
+    /// All of it is there before anything goes on.
+    Eager,
+    /// Much of it is brought while it is used already.
+    Lazy,
 }
 
 impl LocalConfig {
@@ -112,9 +121,8 @@ impl LocalConfig {
             hardening: Hardening::On,
             limits: limits::defaults(),
             criu: None,
-            saves_memory: true,
+            keep_memory: KeepMemory::Lazy,
             keeps_snapshots: false,
-            lazy_restore: true,
             renew_locks: false,
         }
     }

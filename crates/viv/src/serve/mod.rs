@@ -41,7 +41,7 @@ use viv_core::OwnerMark;
 use viv_core::lifecycle::Actor;
 use viv_core::limits::ResourceLimits;
 use viv_engine::{Clock, Engine, EngineConfig, Gates};
-use viv_sandbox::{DriverKind, LocalConfig, LocalProvider, Runtime, StoreConfig};
+use viv_sandbox::{DriverKind, KeepMemory, LocalConfig, LocalProvider, Runtime, StoreConfig};
 use viv_server::{Build, LogRing, ServerConfig, ServerState};
 use viv_store::{ApiKey, KeyScope, Owner, Quota, SqliteStore, Sums, Weights};
 
@@ -280,8 +280,12 @@ fn open_provider(args: &Args, file: &FileConfig, data: &Path, from_undead: bool)
     config.store = StoreConfig { driver, pool_bytes: sandboxes.pool_mib.map(|mib| mib << 20) };
     config.criu = args.criu.clone().or_else(|| sandboxes.criu.clone());
     let save_memory = args.save_memory.or(sandboxes.save_memory).unwrap_or_default();
-    config.saves_memory = save_memory != SaveMemory::Off;
-    config.lazy_restore = args.lazy_restore.or(sandboxes.lazy_restore).unwrap_or_default() != LazyRestore::Off;
+    let lazy_restore = args.lazy_restore.or(sandboxes.lazy_restore).unwrap_or_default();
+    config.keep_memory = match (save_memory, lazy_restore) {
+        (SaveMemory::Off, _) => KeepMemory::Off,
+        (SaveMemory::On | SaveMemory::Auto, LazyRestore::Off) => KeepMemory::Eager,
+        (SaveMemory::On | SaveMemory::Auto, LazyRestore::Auto) => KeepMemory::Lazy,
+    };
     let provider = LocalProvider::open(config)?;
     if let (SaveMemory::On, Err(why)) = (save_memory, provider.criu()) {
         bail!("memory of sandboxes is to be saved, and cannot be: {why}\nhint: `--save-memory auto` goes without");
