@@ -41,8 +41,47 @@ const SLOW_MS_MAX: u64 = 3_000;
 const LATE_ANSWER: Duration = Duration::from_millis(1_500);
 
 /// Whether it is one with which an instance ends by itself.
-fn is_an_end(cause: &Cause) -> bool {
-    [Cause::OomKilled, Cause::DiskFull, Cause::Crashed, Cause::SupervisorLost, Cause::Rebooted].contains(cause)
+pub(crate) fn is_an_end(cause: &Cause) -> bool {
+    match cause {
+        Cause::OomKilled
+        | Cause::DiskFull
+        | Cause::Crashed
+        | Cause::SupervisorLost
+        | Cause::Rebooted
+        | Cause::MemoryNotRestored => true,
+        Cause::Requested
+        | Cause::Made
+        | Cause::Verified
+        | Cause::ProbeFinding
+        | Cause::Reappeared
+        | Cause::Idle
+        | Cause::MemoryShort
+        | Cause::UserFreeze
+        | Cause::UserHibernate
+        | Cause::UserStop
+        | Cause::UserDiscard
+        | Cause::UserDelete
+        | Cause::Rollback
+        | Cause::Reset
+        | Cause::Expired
+        | Cause::Saved
+        | Cause::SaveFailed
+        | Cause::MemoryNotSaved
+        | Cause::AbsenceObserved
+        | Cause::AbsenceUnproven
+        | Cause::KillFailed
+        | Cause::ProviderLost
+        | Cause::ProbeFailed
+        | Cause::Unresponsive
+        | Cause::CreateFailed
+        | Cause::SpareBroken
+        | Cause::Unhealthy
+        | Cause::DeadlinePassed
+        | Cause::ServiceEnded
+        | Cause::ServiceFailed
+        | Cause::HookFailed
+        | Cause::Drained => false,
+    }
 }
 
 /// Something that was recorded.

@@ -162,24 +162,29 @@ impl Changes {
     }
 }
 
+/// For what is lost whose instance ended so by itself.
+pub(super) fn as_lost_for(end: &EndCause) -> Option<Cause> {
+    match end {
+        EndCause::OomKilled => Some(Cause::OomKilled),
+        EndCause::DiskFull { .. } => Some(Cause::DiskFull),
+        EndCause::SupervisorLost => Some(Cause::SupervisorLost),
+        EndCause::Rebooted => Some(Cause::Rebooted),
+        EndCause::MemoryLost { .. } => Some(Cause::MemoryNotRestored),
+        EndCause::Exited { .. }
+        | EndCause::Signalled { .. }
+        | EndCause::AgentLost
+        | EndCause::Unverifiable { .. }
+        | EndCause::CreateFailed { .. } => Some(Cause::Crashed),
+        EndCause::Expired | EndCause::Destroyed | EndCause::Saved => None,
+    }
+}
+
 fn over(instance: &InstanceRef, state: &InstanceState, cause: &Cause) -> Found {
     let over = matches!(state, InstanceState::Ended(_) | InstanceState::Absent | InstanceState::Ending { .. });
     if let InstanceState::Ended(ended) = state
         && !matches!(cause, Cause::Expired | Cause::ProviderLost)
     {
-        let really = match &ended.cause {
-            EndCause::OomKilled => Some(Cause::OomKilled),
-            EndCause::DiskFull { .. } => Some(Cause::DiskFull),
-            EndCause::SupervisorLost => Some(Cause::SupervisorLost),
-            EndCause::Rebooted => Some(Cause::Rebooted),
-            EndCause::MemoryLost { .. } => Some(Cause::MemoryNotRestored),
-            EndCause::Exited { .. }
-            | EndCause::Signalled { .. }
-            | EndCause::AgentLost
-            | EndCause::Unverifiable { .. }
-            | EndCause::CreateFailed { .. } => Some(Cause::Crashed),
-            EndCause::Expired | EndCause::Destroyed | EndCause::Saved => None,
-        };
+        let really = as_lost_for(&ended.cause);
         return holds("ends-are-told-apart", really.as_ref() == Some(cause), || {
             format!("{instance} is lost ({}), and {state}", cause.code())
         });

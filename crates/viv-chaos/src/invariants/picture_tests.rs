@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use viv_core::lifecycle::{Desired, Phase, Sandbox};
+use viv_core::lifecycle::{Cause, Desired, FreezeStep, Phase, Sandbox};
 use viv_core::service::{Readiness, Restart, ServiceSpec};
 use viv_core::snapshot::{Snapshot, SnapshotState};
 use viv_core::{Generation, SandboxId};
@@ -141,6 +141,23 @@ fn broken() -> Vec<(&'static str, Picture)> {
             as_if(|record| (record.phase, record.desired) = (Phase::Stopping { work: work() }, Desired::Gone)),
         ),
         ("rest-is-real", with(gone)),
+        (
+            "lost-is-not-there",
+            as_if(|record| {
+                (record.phase, record.cause.cause) = (Phase::Lost, Cause::Unresponsive);
+            }),
+        ),
+        (
+            "lost-is-not-there",
+            with(|picture| {
+                // A service was given up, and then it was stopped: it is to be saved, and is not.
+                picture.instances.values_mut().for_each(|(_, state)| *state = InstanceState::Frozen);
+                picture.records.values_mut().for_each(|record| {
+                    (record.phase, record.desired) = (Phase::Lost, Desired::Hibernated);
+                    record.cause.cause = Cause::ServiceFailed;
+                });
+            }),
+        ),
         ("no-orphans", with(|picture| picture.strays = [other.clone()].into())),
         ("tasks-come-to-rest", with(|picture| picture.tasks.push(task()))),
         ("nothing-is-at-work", with(|picture| picture.schedules.push(running()))),
@@ -150,6 +167,17 @@ fn broken() -> Vec<(&'static str, Picture)> {
             as_if(|record| {
                 record.policy.idle_ms = 60_000;
                 (record.active_at_ms, record.phase_since_ms) = (1, 1);
+            }),
+        ),
+        (
+            "unused-goes-to-rest",
+            with(|picture| {
+                picture.instances.values_mut().for_each(|(_, state)| *state = InstanceState::Frozen);
+                picture.records.values_mut().for_each(|record| {
+                    record.phase = Phase::Frozen { step: FreezeStep::Done };
+                    record.policy.hibernate_ms = 60_000;
+                    (record.active_at_ms, record.phase_since_ms) = (1, 1);
+                });
             }),
         ),
         (

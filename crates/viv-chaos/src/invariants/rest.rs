@@ -1,6 +1,6 @@
 //! What must hold when faults have stopped, and time has passed (P3).
 
-use viv_core::lifecycle::{Desired, FreezeStep, Phase};
+use viv_core::lifecycle::{Cause, Desired, FreezeStep, Phase};
 use viv_core::snapshot::SnapshotState;
 use viv_core::task::{Task, TaskState};
 use viv_provider::{InstanceRef, InstanceState, Provider};
@@ -36,6 +36,12 @@ impl Picture {
                 _ => true,
             };
             holds("rest-is-real", real, || format!("{} is {:?}, and really {state:?}", record.id, record.phase))?;
+            let there = matches!(state, Some(InstanceState::Running | InstanceState::Frozen));
+            // A service of it does not come back: that is known to live, and is kept for who looks into it.
+            let given_up = record.cause.cause == Cause::ServiceFailed && record.desired == Desired::Running;
+            holds("lost-is-not-there", record.phase != Phase::Lost || !there || given_up, || {
+                format!("{} is lost ({:?}), and really {state:?}", record.id, record.cause)
+            })?;
         }
         for (id, (generation, _)) in &self.instances {
             holds("no-orphans", self.records.contains_key(id), || format!("{id}@{generation}"))?;
@@ -56,11 +62,24 @@ impl Picture {
         })
     }
 
-    /// What nobody used for its window is at rest, however often it was looked at: no client was there for longer than
-    /// that.
+    /// What nobody used for its window is a rung further down, however often it was looked at: no client was there for
+    /// longer than that.
     pub(crate) fn check_idle(&self, now_ms: u64) -> Found {
-        for record in self.records.values().filter(|record| record.phase == Phase::Ready) {
-            let window_ms = record.policy.idle_ms;
+        for record in self.records.values() {
+            let window_ms = match &record.phase {
+                Phase::Ready => record.policy.idle_ms,
+                Phase::Frozen { step: FreezeStep::Done } => record.policy.hibernate_ms,
+                Phase::Frozen { step: FreezeStep::Freeze { .. } }
+                | Phase::Provisioning { .. }
+                | Phase::Verifying { .. }
+                | Phase::Hibernating { .. }
+                | Phase::Hibernated { .. }
+                | Phase::Resuming { .. }
+                | Phase::Lost
+                | Phase::Failed { .. }
+                | Phase::Stopping { .. }
+                | Phase::Stopped => continue,
+            };
             if window_ms > IDLES_WITHIN_MS || record.idle_at_ms(true).is_none() {
                 continue;
             }
@@ -68,8 +87,8 @@ impl Picture {
             let fresh = record.phase_since_ms.saturating_add(window_ms + IDLE_SLACK_MS) > now_ms;
             holds("unused-goes-to-rest", awake || fresh, || {
                 format!(
-                    "{} has a window of {window_ms} ms, and is ready, last used at {}",
-                    record.id, record.active_at_ms
+                    "{} has a window of {window_ms} ms, and is {:?}, last used at {}",
+                    record.id, record.phase, record.active_at_ms
                 )
             })?;
         }

@@ -13,8 +13,9 @@ use viv_core::{EndCause, ExecutionId, FencingToken, Generation, SandboxId, Sched
 use viv_provider::{Ended, InstanceRef, InstanceState};
 use viv_store::{Epoch, Lease, LeaseKind, NewLine};
 
+use super::change::as_lost_for;
 use super::{Changes, INVARIANTS, When};
-use crate::store::Recorded;
+use crate::store::{Recorded, is_an_end};
 use crate::world::somebody;
 
 pub(super) const NOW_MS: u64 = 1_000_000;
@@ -187,6 +188,14 @@ fn broken() -> Vec<(&'static str, Vec<Recorded>)> {
                 cause: Cause::Crashed,
             }],
         ),
+        (
+            "ends-are-told-apart",
+            vec![Recorded::Over {
+                instance: InstanceRef { sandbox: ready().id, generation: Generation::FIRST },
+                state: InstanceState::Ended(Ended { cause: EndCause::OomKilled, at_ms: NOW_MS }),
+                cause: Cause::MemoryNotRestored,
+            }],
+        ),
         ("version-counts", vec![by_engine(ready(), Cause::Requested, |next| next.version += 1)]),
         ("begins-with-intent", vec![Recorded::Sandbox { before: None, after: Box::new(unready), lines: Vec::new() }]),
         ("generation-grows", vec![by_engine(ready(), Cause::Requested, |next| next.generation = Generation(3))]),
@@ -299,13 +308,37 @@ fn p2_every_invariant_on_changes_can_be_broken() {
     let mut cases = broken();
     cases.extend(super::task_tests::broken());
     for invariant in INVARIANTS.iter().filter(|invariant| invariant.when == When::Change) {
-        let case = cases.iter().find(|(name, _)| *name == invariant.name);
-        let (name, changes) = case.unwrap_or_else(|| panic!("nothing breaks {}", invariant.name));
-        let mut checked = Changes::new(true);
-        let (last, first) = changes.split_last().unwrap();
-        for change in first {
-            assert_eq!(checked.check(change), Ok(()), "{name}");
+        let of_it: Vec<_> = cases.iter().filter(|(name, _)| *name == invariant.name).collect();
+        assert!(!of_it.is_empty(), "nothing breaks {}", invariant.name);
+        for (name, changes) in of_it {
+            let mut checked = Changes::new(true);
+            let (last, first) = changes.split_last().unwrap();
+            for change in first {
+                assert_eq!(checked.check(change), Ok(()), "{name}");
+            }
+            assert_eq!(checked.check(last).map_err(|(found, _)| found), Err(*name));
         }
-        assert_eq!(checked.check(last).map_err(|(found, _)| found), Err(*name));
+    }
+}
+
+/// What an instance ended with is compared for every cause that it can end with by itself: called one of them, it is
+/// looked at.
+#[test]
+fn x6_every_end_is_looked_at() {
+    let ends = [
+        EndCause::OomKilled,
+        EndCause::DiskFull { what: String::new() },
+        EndCause::Exited { code: 1 },
+        EndCause::Signalled { signal: 9 },
+        EndCause::Unverifiable { what: String::new() },
+        EndCause::MemoryLost { what: String::new() },
+        EndCause::AgentLost,
+        EndCause::SupervisorLost,
+        EndCause::Rebooted,
+        EndCause::CreateFailed { what: String::new() },
+    ];
+    for end in ends {
+        let cause = as_lost_for(&end).unwrap();
+        assert!(is_an_end(&cause), "{cause:?} is not looked at");
     }
 }
