@@ -3,11 +3,16 @@
 //! `STORE=sqlite` has them record in the store that ships, in a file in memory. `OFF=durable_stop,quota` has them run
 //! without these gates, and should find what they protect broken.
 //!
-//! Ends with one line: worlds, steps, faults by kind, checks, violations. Fails when there were any.
+//! `STEPS=40 FAULTS=0 WITHOUT='drain;task'` has them end sooner, with so many calls in a hundred going wrong, and without
+//! what is named: a world that was made smaller is told as such a command, and run again by it.
+//!
+//! Ends with one line: worlds, steps, faults by kind, checks, violations. Fails when there were any. Of one world the hash
+//! is told too, of all that was recorded and asked of the provider: the same seed and build have the same. `REACHED=1` tells
+//! what worlds came to, and how often.
 
 use std::process::ExitCode;
 
-use viv_chaos::{Plan, StoreKind, off, shrink, sweep_of};
+use viv_chaos::{Deed, Plan, StoreKind, Trouble, Without, off, run, shrink, sweep_of};
 use viv_engine::Gate;
 
 /// How many worlds there are when nothing is said.
@@ -45,7 +50,22 @@ fn main() -> ExitCode {
         without.push(gate);
     }
     let gates = off(&without);
-    let plan = |seed| Plan { store, gates: gates.clone(), ..Plan::of(seed) };
+    let told = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
+    let left_out = match without_these(&told("VIV_SIM_WITHOUT").unwrap_or_default()) {
+        Ok(left_out) => left_out,
+        Err(unknown) => {
+            eprintln!("nothing is called {unknown}: the words are those of docs/proof.md, with a semicolon between two");
+            return ExitCode::from(2);
+        }
+    };
+    let (steps, percent) = (told("VIV_SIM_STEPS"), told("VIV_SIM_FAULTS"));
+    let given = |text: &Option<String>, otherwise| text.as_deref().and_then(number).unwrap_or(otherwise);
+    let plan = |seed| {
+        let plan = Plan::of(seed);
+        let (steps, faults_percent) = (given(&steps, plan.steps), given(&percent, plan.faults_percent));
+        Plan { store, gates: gates.clone(), steps, faults_percent, without: left_out.clone(), ..plan }
+    };
+    let one = (seeds.end == seeds.start + 1).then_some(seeds.start);
     let found = sweep_of(seeds, workers, plan, |violation| println!("{violation}"));
     if let Some(first) = found.violations.first() {
         let (plan, smaller) = shrink(&plan(first.seed), first.clone());
@@ -55,7 +75,47 @@ fn main() -> ExitCode {
         for line in &smaller.timeline {
             println!("{line}");
         }
+        println!("again: {}", command(&plan, &named));
+    }
+    if told("VIV_SIM_REACHED").is_some() {
+        for (what, count) in &found.sum.reached {
+            println!("{count:>8} {what}");
+        }
+    }
+    if let Some(seed) = one.filter(|_| found.violations.is_empty())
+        && let Ok(report) = run(&plan(seed))
+    {
+        println!("seed {seed}: {:016x}", report.trace);
     }
     println!("{found}");
     if found.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// What is left out, by its words.
+fn without_these(words: &str) -> Result<Without, String> {
+    let mut without = Without::default();
+    for word in words.split(';').map(str::trim).filter(|word| !word.is_empty()) {
+        let deed = Deed::ALL.iter().find(|deed| deed.word() == word);
+        let trouble = Trouble::ALL.iter().find(|trouble| trouble.word() == word);
+        without.deeds.extend(deed);
+        without.troubles.extend(trouble);
+        if deed.is_none() && trouble.is_none() {
+            return Err(word.to_owned());
+        }
+    }
+    Ok(without)
+}
+
+/// By which this world is run again.
+fn command(plan: &Plan, off: &str) -> String {
+    let deeds = plan.without.deeds.iter().map(|deed| deed.word());
+    let words: Vec<&str> = deeds.chain(plan.without.troubles.iter().map(|trouble| trouble.word())).collect();
+    let store = match plan.store {
+        StoreKind::Memory => "memory",
+        StoreKind::Sqlite => "sqlite",
+    };
+    // A quote in a word would end the shell's.
+    let words = words.join(";").replace('\'', r"'\''");
+    let (seed, steps, faults) = (plan.seed, plan.steps, plan.faults_percent);
+    format!("SEEDS={seed} STEPS={steps} FAULTS={faults} STORE={store} OFF={off} WITHOUT='{words}' make simulate")
 }

@@ -154,7 +154,9 @@ impl World<'_> {
             Deed::DamageSnapshot => {
                 let Some(snapshot) = self.some_snapshot().await else { return Ok(()) };
                 self.tell(&format!("{}: {snapshot}", deed.word()));
-                self.provider.damage_snapshot(&snapshot);
+                if self.provider.damage_snapshot(&snapshot) {
+                    self.did(deed);
+                }
                 return Ok(());
             }
             _ => {}
@@ -173,7 +175,7 @@ impl World<'_> {
             Deed::Execute | Deed::ExecuteWaking | Deed::Work => self.execute(deed, &id).await,
             Deed::KillService => self.kill_service(&id).await,
             Deed::Crash | Deed::Hang | Deed::LoseRoot | Deed::Deny | Deed::Pose | Deed::Mend => {
-                self.damage(deed, &id);
+                self.damage(deed, &id).await;
                 Ok(())
             }
             _ => self.verb(deed, id).await,
@@ -440,14 +442,15 @@ impl World<'_> {
         self.ask(Deed::KillService, Some(id), asked).await
     }
 
-    fn damage(&mut self, deed: Deed, id: &SandboxId) {
+    /// Somebody is damaged. It counts where something lives that was not so before.
+    async fn damage(&mut self, deed: Deed, id: &SandboxId) {
         self.tell(&format!("{}: {id}", deed.word()));
-        match deed {
-            Deed::Hang => self.provider.damage(id, Some(Damage::Hangs)),
-            Deed::LoseRoot => self.provider.damage(id, Some(Damage::Rootless)),
-            Deed::Deny => self.provider.damage(id, Some(Damage::Denied)),
-            Deed::Pose => self.provider.damage(id, Some(Damage::Poses)),
-            Deed::Mend => self.provider.damage(id, None),
+        let damage = match deed {
+            Deed::Hang => Damage::Hangs,
+            Deed::LoseRoot => Damage::Rootless,
+            Deed::Deny => Damage::Denied,
+            Deed::Pose => Damage::Poses,
+            Deed::Mend => return self.provider.damage(id, None),
             _ => {
                 let causes = [
                     EndCause::OomKilled,
@@ -459,9 +462,17 @@ impl World<'_> {
                     EndCause::Exited { code: 1 },
                 ];
                 let cause = causes[self.rng.below(causes.len() as u64) as usize].clone();
-                self.provider.crash(id, cause);
+                if self.provider.crash(id, cause) {
+                    self.did(deed);
+                }
+                return;
             }
+        };
+        let new = self.provider.damage_of(id) != Some(damage);
+        if new && self.picture().await.living().any(|(living, _)| living == id) {
+            self.did(deed);
         }
+        self.provider.damage(id, Some(damage));
     }
 
     fn was_probed(&self, id: &SandboxId, generation: Generation, began: Instant) -> Found {
@@ -475,6 +486,15 @@ impl World<'_> {
     /// An answer is heard.
     pub(crate) async fn hear(&mut self, answer: Answer) -> Found {
         let Answer { deed, id, was_ended, was_draining, drains, damaged, began, told } = answer;
+        match &told {
+            Ok(Told::Done) if deed == Deed::KillService => self.did(deed),
+            Ok(_) => {}
+            Err(error) => {
+                if let Some(refusal) = refusal(error) {
+                    self.reached(refusal);
+                }
+            }
+        }
         let name = id.as_ref().map(ToString::to_string).unwrap_or_default();
         if let Ok(Told::View(view)) = &told {
             self.shown(view).await?;
@@ -569,6 +589,20 @@ impl World<'_> {
             _ => {}
         }
         Ok(())
+    }
+}
+
+/// What is worth to be told of a refusal, where worlds are to have it.
+fn refusal(error: &EngineError) -> Option<&'static str> {
+    match error {
+        EngineError::Quota { .. } => Some("refused: quota"),
+        EngineError::NameTaken { .. } => Some("refused: name"),
+        EngineError::Draining => Some("refused: drain"),
+        EngineError::StaleHandle { .. } => Some("refused: old handle"),
+        EngineError::SnapshotDamaged { .. } => Some("refused: damaged snapshot"),
+        EngineError::NotRunning { .. } => Some("refused: not running"),
+        EngineError::SnapshotInUse { .. } => Some("refused: snapshot in use"),
+        _ => None,
     }
 }
 

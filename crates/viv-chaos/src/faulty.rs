@@ -129,6 +129,15 @@ impl Chance {
     }
 }
 
+/// What a hash begins with.
+pub(crate) const HASH_OF_NOTHING: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// One that goes on from another (FNV-1a): the same on every machine.
+pub(crate) fn hashed(hash: u64, bytes: &[u8]) -> u64 {
+    let with = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    bytes.iter().fold(hash, with)
+}
+
 /// How late a call is at most in a world.
 const LATE_MS_MAX: u64 = 90_000;
 
@@ -148,6 +157,10 @@ pub struct FaultyProvider<P = SimProvider> {
     alone: Arc<Mutex<Alone>>,
     partial: Arc<AtomicBool>,
     unheard: Arc<AtomicU64>,
+    /// How many calls were refused because it was down.
+    turned_away: Arc<AtomicU64>,
+    /// A hash of all calls, and of what came of them.
+    calls: Arc<AtomicU64>,
     script: Arc<Mutex<Script>>,
 }
 
@@ -169,9 +182,10 @@ impl FaultyProvider<SimProvider> {
     }
 
     /// A snapshot is not what was saved any more, and is not to be begun with.
-    pub(crate) fn damage_snapshot(&self, snapshot: &SnapshotId) {
-        self.inner.damage_snapshot(snapshot);
-        lock(&self.chance).damaged.insert(snapshot.clone());
+    /// Whether there was one, and it was whole.
+    pub(crate) fn damage_snapshot(&self, snapshot: &SnapshotId) -> bool {
+        let was_there = self.inner.damage_snapshot(snapshot);
+        lock(&self.chance).damaged.insert(snapshot.clone()) && was_there
     }
 }
 
@@ -213,6 +227,8 @@ impl<P> FaultyProvider<P> {
             alone: Arc::default(),
             partial: Arc::default(),
             unheard: Arc::default(),
+            turned_away: Arc::default(),
+            calls: Arc::new(AtomicU64::new(HASH_OF_NOTHING)),
             script: Arc::default(),
         }
     }
@@ -296,6 +312,26 @@ impl<P> FaultyProvider<P> {
     /// How many calls went nowhere because nobody was there.
     pub fn unheard(&self) -> u64 {
         self.unheard.load(Ordering::SeqCst)
+    }
+
+    /// How many calls were refused because it was down.
+    pub(crate) fn turned_away(&self) -> u64 {
+        self.turned_away.load(Ordering::SeqCst)
+    }
+
+    /// A hash of all calls so far, of who they were about, and of what came of them.
+    pub(crate) fn calls(&self) -> u64 {
+        self.calls.load(Ordering::SeqCst)
+    }
+
+    /// A call was made, or answered.
+    fn traced(&self, name: &str, about: Option<&SandboxId>, what: &str) {
+        if !self.keeps() {
+            return;
+        }
+        let about = about.map(SandboxId::as_str).unwrap_or_default();
+        let hash = [name, about, what].into_iter().fold(self.calls(), |hash, text| hashed(hash, text.as_bytes()));
+        self.calls.store(hash, Ordering::SeqCst);
     }
 
     /// Whether no call arrives at all, as on a machine that is too busy for anything.
@@ -440,12 +476,16 @@ impl<P> FaultyProvider<P> {
     }
 
     fn is_down(&self) -> bool {
-        self.down.load(Ordering::SeqCst)
+        let down = self.down.load(Ordering::SeqCst);
+        if down {
+            self.turned_away.fetch_add(1, Ordering::SeqCst);
+        }
+        down
     }
 
     /// Whether nothing is heard from the provider at all.
     fn is_out_of_reach(&self) -> bool {
-        self.is_down() || self.silent.load(Ordering::SeqCst)
+        self.down.load(Ordering::SeqCst) || self.silent.load(Ordering::SeqCst)
     }
 
     /// Whether no call arrives; then this one does not.
@@ -505,6 +545,8 @@ impl<P> FaultyProvider<P> {
         about: Option<&SandboxId>,
         going: impl Future<Output = Result<T>>,
     ) -> Result<T> {
+        let whom = about;
+        self.traced(name, whom, "asked");
         let about = about.filter(|_| self.keeps() && Alone::counts(name, lock(&self.chance).looks_count));
         if let Some(about) = about.filter(|_| !self.line.was_held())
             && let Some(what) = lock(&self.alone).asked(name, about, Instant::now())
@@ -512,6 +554,10 @@ impl<P> FaultyProvider<P> {
             lock(&self.chance).pestered.get_or_insert(what);
         }
         let answer = going.await;
+        match &answer {
+            Ok(_) => self.traced(name, whom, "done"),
+            Err(error) => self.traced(name, whom, &error.to_string()),
+        }
         match (&answer, about) {
             (Err(error), Some(about)) if error.is_transient() => lock(&self.alone).refused(about, Instant::now()),
             (Err(error), None) if error.is_transient() => {}

@@ -74,4 +74,4 @@ pub use sweep::{Sweep, sweep, sweep_of};
 #[cfg(feature = "worlds")]
 pub use trials::{IN_WORLDS, TRIALS, Trial, off, trial};
 #[cfg(feature = "worlds")]
-pub use world::{Report, run};
+pub use world::{FAULTS_MIN, Report, run};

@@ -62,6 +62,9 @@ impl World<'_> {
                     }
                     None => ForkedFrom::Sandbox(sandbox),
                 };
+                // Every second one takes its memory along, where there is any.
+                self.asked += 1;
+                let memory = self.swarm.has(Trouble::Memory) && self.asked.is_multiple_of(2);
                 let request = ForkRequest {
                     project: Project::default(),
                     from,
@@ -69,7 +72,7 @@ impl World<'_> {
                     name: None,
                     policy: None,
                     labels: BTreeMap::new(),
-                    memory: false,
+                    memory,
                     by: somebody(),
                     key: None,
                 };
@@ -186,6 +189,7 @@ impl World<'_> {
         if told && !self.told_drained {
             self.tell("it is drained");
             self.told_drained = true;
+            self.reached("a drain is complete");
         }
     }
 }

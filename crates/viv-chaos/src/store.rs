@@ -40,6 +40,9 @@ const SLOW_MS_MAX: u64 = 3_000;
 /// How late the answer to a chosen write is.
 const LATE_ANSWER: Duration = Duration::from_millis(1_500);
 
+/// More snapshots than any world has.
+const MANY: usize = 10_000;
+
 /// Whether it is one with which an instance ends by itself.
 pub(crate) fn is_an_end(cause: &Cause) -> bool {
     match cause {
@@ -99,6 +102,8 @@ pub(crate) enum Recorded {
     Idle { instance: InstanceRef, running: Vec<ExecutionId> },
     /// A row became ready of a sandbox that was deleted.
     Late { snapshot: SnapshotId, sandbox: SandboxId },
+    /// It begins anew, and these of its snapshots are left that nobody begins with.
+    Reset { sandbox: SandboxId, left: Vec<SnapshotId> },
     /// A task.
     Task { before: Option<Box<Task>>, after: Box<Task> },
     /// An execution.
@@ -117,6 +122,8 @@ struct Shared {
     percent: u64,
     troubles: Vec<Trouble>,
     full_until: Option<Instant>,
+    /// How many writes failed for that.
+    refused: u64,
     epoch: u64,
     recorded: Vec<Recorded>,
     counts: BTreeMap<Trouble, u64>,
@@ -176,6 +183,7 @@ impl FaultyStore {
             percent,
             troubles,
             full_until: None,
+            refused: 0,
             epoch: 0,
             recorded: Vec::new(),
             counts: BTreeMap::new(),
@@ -207,6 +215,11 @@ impl FaultyStore {
     /// No write succeeds for so long.
     pub(crate) fn fill(&self, how_long: Duration) {
         self.lock().full_until = Some(Instant::now() + how_long);
+    }
+
+    /// How many writes found the disk full.
+    pub(crate) fn refused(&self) -> u64 {
+        self.lock().refused
     }
 
     /// What was recorded since this was asked last.
@@ -267,6 +280,7 @@ impl FaultyStore {
         let mut shared = self.lock();
         let shared = &mut *shared;
         if writes && shared.full_until.is_some_and(|until| Instant::now() < until) {
+            shared.refused += 1;
             return Fate::Before;
         }
         if shared.troubles.is_empty() || !shared.rng.chance(shared.percent) {
@@ -378,6 +392,17 @@ impl FaultyStore {
                 let state = really.observe(&instance).await.map(|seen| seen.state);
                 let (state, cause) = (state.unwrap_or(InstanceState::Absent), after.cause.cause.clone());
                 self.note(Recorded::Over { instance, state, cause });
+            }
+            let anew = before.as_ref().is_some_and(|before| before.resetting) && !after.resetting && !after.is_over();
+            if anew && after.cause.cause == Cause::Reset {
+                let query = SnapshotQuery { sandbox: Some(after.id.clone()), limit: MANY, ..SnapshotQuery::default() };
+                let mut left = Vec::new();
+                for row in self.truth.snapshots(&query).await?.items {
+                    if row.state == SnapshotState::Ready && self.truth.users(&row.id, 1).await?.is_empty() {
+                        left.push(row.id);
+                    }
+                }
+                self.note(Recorded::Reset { sandbox: after.id.clone(), left });
             }
             let was_ready = before.as_ref().is_some_and(|before| before.phase == Phase::Ready);
             if moved && was_ready && after.cause.cause == Cause::Idle && after.cause.by == Actor::part("idle") {

@@ -8,17 +8,18 @@ use std::time::Duration;
 use tokio::time::Instant;
 use viv_core::lifecycle::{Actor, Cause, Memory, Phase, PhaseName, Sandbox};
 use viv_core::spec::Project;
+use viv_core::task::TaskState;
 use viv_core::{FencingToken, Generation, OperationId, SandboxId, SnapshotId};
 use viv_engine::{CleanupConfig, Clock, Engine, EngineConfig, Which};
 use viv_provider::sim::{SimClock, SimProvider};
 use viv_provider::{
     Image, InstanceRef, InstanceSpec, InstanceState, Mutation, Network, Provider, Recall, ResourceLimits,
 };
-use viv_store::{Cursor, JournalFilter, MemoryStore, Owner, Quota, SqliteStore, Store};
+use viv_store::{Cursor, ExecutionQuery, JournalFilter, MemoryStore, NewLine, Owner, Quota, SqliteStore, Store};
 
 use crate::at_once::at_once;
 use crate::clients::{Answer, PATIENCE};
-use crate::faulty::FaultyProvider;
+use crate::faulty::{FaultyProvider, hashed};
 use crate::invariants::{Changes, Found, Picture, Violation, checks, holds, rule};
 use crate::line::Line;
 use crate::panics;
@@ -53,8 +54,14 @@ const LIVING_MAX: u64 = 6;
 /// Files of each sandbox that are looked for after every step: the latest.
 const FILES_CHECKED: usize = 4;
 
+/// More executions than any world has.
+const MANY: usize = 10_000;
+
 /// How often a screen is brought up to date.
 const LOOKS_EVERY: Duration = Duration::from_secs(20);
+
+/// Several things go wrong in every world.
+pub const FAULTS_MIN: u64 = 3;
 
 /// Farthest that a clock is set back or forth.
 const JUMP_MS_MAX: u64 = 90_000;
@@ -68,8 +75,10 @@ const HARDLY_LEFT: f64 = 0.02;
 pub struct Report {
     /// Things that happened.
     pub steps: u64,
-    /// How often each of them.
+    /// How often each of them; faults as often as they hit somebody.
     pub deeds: BTreeMap<Deed, u64>,
+    /// What was come to, and how often: moves with their causes, lines of the journal, states of tasks, refusals.
+    pub reached: BTreeMap<String, u64>,
     /// Single calls that went wrong.
     pub troubles: BTreeMap<Trouble, u64>,
     /// Times that one was seen ready.
@@ -105,6 +114,9 @@ impl Report {
         }
         for (trouble, count) in &other.troubles {
             *self.troubles.entry(*trouble).or_default() += count;
+        }
+        for (what, count) in &other.reached {
+            *self.reached.entry(what.clone()).or_default() += count;
         }
         self
     }
@@ -193,6 +205,8 @@ pub(crate) struct World<'p> {
     pub(crate) answers: Arc<Mutex<Vec<Answer>>>,
     changes: Changes,
     story: Vec<(u64, String)>,
+    /// What is so for a while, and how much of it had been felt when it began: it counts when somebody feels it.
+    lasting: BTreeMap<Deed, u64>,
     pub(crate) report: Report,
 }
 
@@ -267,6 +281,7 @@ impl<'p> World<'p> {
             answers: Arc::default(),
             changes: Changes::new(clocks_agree),
             story: Vec::new(),
+            lasting: BTreeMap::new(),
             report: Report::default(),
         };
         world.begin().await;
@@ -337,7 +352,11 @@ impl<'p> World<'p> {
                 self.happen().await?;
                 self.check().await?;
             }
-            if self.plan.rests { Box::pin(self.rest()).await } else { Ok(()) }
+            if !self.plan.rests {
+                return Ok(());
+            }
+            self.go_wrong().await?;
+            Box::pin(self.rest()).await
         };
         if let Err((name, what)) = lived.await {
             return Err(self.violation(name, what).await);
@@ -400,7 +419,9 @@ impl<'p> World<'p> {
     async fn happen(&mut self) -> Found {
         self.look_after_daemons().await;
         let deed = self.swarm.next(&mut self.rng);
-        *self.report.deeds.entry(deed).or_default() += 1;
+        if !deed.is_fault() {
+            self.did(deed);
+        }
         match deed {
             Deed::Wait => {
                 let ms = match self.rng.below(4) {
@@ -426,10 +447,12 @@ impl<'p> World<'p> {
                 self.tell(&format!("{} forth by {ms} ms", deed.word()));
                 self.set_forth_ms += ms;
                 self.sim_clock.advance(ms);
+                self.did(deed);
             }
             Deed::FillDisk => {
                 let ms = 1_000 + self.rng.below(30_000);
                 self.tell(&format!("the disk is full for {ms} ms"));
+                self.lasts(deed);
                 self.store.fill(Duration::from_millis(ms));
                 self.disturb(ms);
             }
@@ -449,8 +472,62 @@ impl<'p> World<'p> {
         Ok(())
     }
 
+    /// It was done, or what was done hit somebody.
+    pub(crate) fn did(&mut self, deed: Deed) {
+        *self.report.deeds.entry(deed).or_default() += 1;
+    }
+
+    /// This was come to.
+    pub(crate) fn reached(&mut self, what: impl Into<String>) {
+        *self.report.reached.entry(what.into()).or_default() += 1;
+    }
+
+    /// How much of this was felt so far.
+    fn felt(&self, deed: Deed) -> u64 {
+        let reached = |what: &str| self.report.reached.get(what).copied().unwrap_or(0);
+        match deed {
+            Deed::Partition => self.provider.unheard(),
+            Deed::Outage => self.provider.turned_away(),
+            Deed::FillDisk => self.store.refused(),
+            Deed::RefuseDumps => reached("sandbox.memory_not_saved"),
+            _ => reached("frozen to hibernating (memory_short)"),
+        }
+    }
+
+    /// From now on this is so; it counts when somebody feels it.
+    fn lasts(&mut self, deed: Deed) {
+        self.lasting.insert(deed, self.felt(deed));
+    }
+
+    fn feel(&mut self) {
+        let felt: Vec<Deed> =
+            self.lasting.iter().filter(|(deed, before)| self.felt(**deed) > **before).map(|(deed, _)| *deed).collect();
+        for deed in felt {
+            self.lasting.remove(&deed);
+            self.did(deed);
+        }
+    }
+
+    /// How much went wrong so far.
+    fn faults(&self) -> u64 {
+        let calls = self.provider.counts().into_iter().chain(self.store.counts());
+        let calls = calls.filter(|(trouble, _)| trouble.is_fault()).map(|(_, count)| count);
+        self.report.faults() + calls.sum::<u64>()
+    }
+
+    /// What was drawn may have hit nobody, or too few: then daemons die until enough went wrong. They can always.
+    async fn go_wrong(&mut self) -> Found {
+        while self.faults() < FAULTS_MIN && !self.plan.without.deeds.contains(&Deed::Kill) {
+            self.look_after_daemons().await;
+            self.end_daemon(Deed::Kill).await;
+            self.check().await?;
+        }
+        Ok(())
+    }
+
     /// Something is so for a while.
     fn endure(&mut self, deed: Deed) {
+        self.lasts(deed);
         let ms = 1_000 + self.rng.below(60_000);
         self.tell(&format!("{} for {ms} ms", deed.word()));
         let provider = self.provider.clone();
@@ -490,6 +567,7 @@ impl<'p> World<'p> {
             self.ask_who_was_away(engine);
         }
         if self.line.is_cut() {
+            self.did(Deed::KillAtCall);
             self.tell("the daemon is dead");
             self.disturb(0);
             let ms = self.rng.below(20_000);
@@ -516,6 +594,7 @@ impl<'p> World<'p> {
             }
             _ => self.engine().shut_down(),
         }
+        self.did(how);
         let ms = self.rng.below(20_000);
         self.pass(ms).await;
         self.begin().await;
@@ -534,7 +613,11 @@ impl<'p> World<'p> {
         for recorded in self.store.recorded() {
             self.changes.check(&recorded)?;
             self.check_room(&recorded)?;
+            for what in came_to(&recorded) {
+                self.reached(what);
+            }
         }
+        self.feel();
         let panics = panics::heard();
         holds("nothing-panics", panics.is_empty(), || panics.join("; "))?;
         let picture = self.picture().await;
@@ -641,6 +724,7 @@ impl<'p> World<'p> {
             recall: Recall::Never,
         };
         self.provider.truth().create(&mutation, &id, &owner, &spec).await.expect("a new instance");
+        self.did(deed);
         if ours {
             self.strays.insert(id)
         } else {
@@ -677,6 +761,7 @@ impl<'p> World<'p> {
         }
         self.line.stay();
         if self.line.is_cut() {
+            self.did(Deed::KillAtCall);
             self.begin().await;
         }
         // What was asked for is answered by then, also by who did not wait.
@@ -705,6 +790,10 @@ impl<'p> World<'p> {
         holds("nothing-is-at-work", drivers == 0, || format!("{drivers} drivers are at work"))?;
         picture.check_leftovers(&self.store).await?;
         picture.check_services(self.provider.truth()).await?;
+        let open = ExecutionQuery { open: true, limit: MANY, ..ExecutionQuery::default() };
+        let listed = self.engine().execution_rows(&open).await;
+        let listed = listed.map_err(|error| ("listed-executions-run", error.to_string()))?.items;
+        picture.check_executions(&listed, self.provider.truth()).await?;
         if self.draining == Some(true) {
             let status = self.engine().drain_status().await;
             let drained = status.as_ref().is_ok_and(viv_engine::DrainStatus::is_drained);
@@ -732,12 +821,62 @@ impl<'p> World<'p> {
         at_once(self.store.truth.living_tasks()).await.map_or(0, |living| living.len())
     }
 
-    /// A hash of the whole journal and of all that was done: the same for the same seed.
+    /// A hash of the whole journal, of all that was done, and of every call that the provider got with what came of it: the
+    /// same for the same seed.
     async fn trace(&self) -> u64 {
         let lines = at_once(self.store.truth.journal(Cursor(0), &JournalFilter::default(), usize::MAX)).await;
         let text = format!("{:?}{:?}", lines.unwrap_or_default(), self.story);
-        text.bytes()
-            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+        hashed(self.provider.calls(), text.as_bytes())
+    }
+}
+
+/// What a change came to, in words that are the same for the same.
+fn came_to(recorded: &Recorded) -> Vec<String> {
+    match recorded {
+        Recorded::Sandbox { before, after, lines } => {
+            let word = |phase: PhaseName| format!("{phase:?}").to_lowercase();
+            let line = |line: &NewLine| match (line.from, line.to) {
+                (Some(from), Some(to)) => {
+                    let cause = line.cause.as_deref().unwrap_or_default();
+                    format!("{} to {} ({cause})", word(from), word(to))
+                }
+                (Some(_) | None, Some(_) | None) => line.kind.clone(),
+            };
+            let restored = |record: &Sandbox| matches!(record.memory, Some(Memory::Restored { .. }));
+            let with_memory = restored(after) && !before.as_deref().is_some_and(restored);
+            let forked = before.is_none() && matches!(after.memory, Some(Memory::Kept { .. }));
+            let memory = with_memory.then_some("restored with its memory");
+            let memory = memory.or(forked.then_some("forked with its memory"));
+            lines.iter().map(line).chain(memory.map(str::to_owned)).collect()
+        }
+        Recorded::Task { before: Some(before), after } => {
+            let asked = before.stop.is_none() && after.stop.is_some() && before.state == TaskState::Committing;
+            let moved = before.state != after.state;
+            let goes_on = after.run > before.run;
+            [
+                moved.then(|| format!("a task is {:?}", after.state).to_lowercase()),
+                asked.then(|| "a task is stopped in commit".to_owned()),
+                goes_on.then(|| "a task is continued".to_owned()),
+            ]
+            .into_iter()
+            .flatten()
+            .collect()
+        }
+        Recorded::Schedule { before: Some(before), after: Some(after), .. } => {
+            let ran = after.runs > before.runs;
+            ran.then(|| "a schedule ran".to_owned()).into_iter().collect()
+        }
+        Recorded::Row { .. }
+        | Recorded::Schedule { .. }
+        | Recorded::Over { .. }
+        | Recorded::Idle { .. }
+        | Recorded::Late { .. }
+        | Recorded::Reset { .. }
+        | Recorded::Task { before: None, .. }
+        | Recorded::Execution { .. }
+        | Recorded::Token { .. }
+        | Recorded::Lease { .. }
+        | Recorded::Foreign { .. } => Vec::new(),
     }
 }
 

@@ -101,6 +101,7 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
         const LISTINGS: [Trouble; 4] =
             [Trouble::Lost, Trouble::Unavailable, Trouble::PartialListing, Trouble::StaleListing];
         let trouble = if self.is_silent() { Some(Trouble::Lost) } else { self.trouble("list", &LISTINGS) };
+        self.traced("list", None, trouble.map_or("asked", Trouble::word));
         self.line
             .call(async {
                 let is_first = page.cursor.is_none();
@@ -239,6 +240,7 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
     async fn snapshots(&self, owner: &OwnerMark, page: PageRequest) -> Result<Page<SnapshotSeen>> {
         const LISTINGS: [Trouble; 2] = [Trouble::Lost, Trouble::PartialListing];
         let trouble = if self.is_silent() { Some(Trouble::Lost) } else { self.trouble("snapshots", &LISTINGS) };
+        self.traced("snapshots", None, trouble.map_or("asked", Trouble::word));
         let listed = async {
             match trouble {
                 Some(Trouble::PartialListing) => {

@@ -59,6 +59,9 @@ impl Changes {
             Recorded::Late { snapshot, sandbox } => {
                 Err(("saved-while-it-was-there", format!("{snapshot} of {sandbox}, which was deleted, is ready")))
             }
+            Recorded::Reset { sandbox, left } => {
+                holds("reset-keeps-nothing", left.is_empty(), || format!("{sandbox} began anew, and there is {left:?}"))
+            }
             Recorded::Task { before, after } => task::check(before.as_deref(), after),
             Recorded::Execution { before, after } => execution(before.as_deref(), after),
             Recorded::Token { token } => self.token(*token, "for nobody"),
@@ -366,6 +369,10 @@ impl Step<'_> {
         if !idled || !clocks_agree {
             return Ok(());
         }
+        let awake = before.keep_awake.iter().find(|(_, lease)| lease.until_ms > after.cause.at_ms);
+        holds("kept-awake-is-not-idle", awake.is_none(), || {
+            format!("{id} is put to rest at {}, and is kept awake by {awake:?}", after.cause.at_ms)
+        })?;
         let due_ms = before.idle_at_ms(true);
         holds("idle-after-its-window", due_ms.is_some_and(|due_ms| due_ms <= after.cause.at_ms), || {
             format!("{id} is put to rest at {}, and is idle at {due_ms:?}", after.cause.at_ms)

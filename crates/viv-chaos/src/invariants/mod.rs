@@ -97,6 +97,8 @@ invariants! {
     "timeouts-replace-nothing" "T7" Change "what only does not answer is lost or failed, and not replaced";
     "one-look-is-not-enough" "T7" Change "a finding leads from ready to verifying, never further";
     "idle-after-its-window" "L5" Change "nobody is put to rest for idling before the window has passed since its last use";
+    "kept-awake-is-not-idle" "L7" Change "nobody is put to rest for idling before what keeps it awake has run out";
+    "reset-keeps-nothing" "L12" Change "when what was to begin anew does so, none of its snapshots is left but those that others begin with";
     "policy-stays" "L16" Change "policy, spec (but for limits), name, project and labels survive every verb";
     "goes-back-where-asked" "L11" Change "what goes back begins with the snapshot that was asked for";
     "what-is-over-holds-nothing" "L20" Change "what is stopped has no entry, no deadline and nothing that keeps it awake";
@@ -184,6 +186,7 @@ invariants! {
     "deleted-leaves-no-rows" "L11" Rest "what was deleted has no snapshots but those that others begin with";
     "gone-holds-no-lease" "L20" Rest "nobody holds a lease on what is stopped";
     "services-run" "L14" Rest "every service of what is ready runs";
+    "listed-executions-run" "X5" Rest "what is listed as running runs, in the instance that there is";
     "drain-ends" "L21" Rest "a drain comes to its end";
 }
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use viv_core::exec::ExecState;
 use viv_core::lifecycle::{Cause, Desired, FreezeStep, Phase, Sandbox};
 use viv_core::service::{Readiness, Restart, ServiceSpec};
 use viv_core::snapshot::{Snapshot, SnapshotState};
@@ -11,7 +12,7 @@ use viv_provider::InstanceState;
 use viv_provider::sim::{SimClock, SimProvider};
 use viv_store::MemoryStore;
 
-use super::task_tests::task;
+use super::task_tests::{execution, started, task};
 use super::tests::{NOW_MS, ready, row, running, schedule, snapshot_id, work};
 use super::{Found, INVARIANTS, Picture, When};
 use crate::store::FaultyStore;
@@ -208,6 +209,23 @@ fn p2_every_invariant_on_pictures_can_be_broken() {
     tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(run);
 }
 
+#[test]
+fn x5_what_is_listed_and_does_not_run_is_found() {
+    let run = async {
+        let sim = SimProvider::new(SimClock::starting_at(NOW_MS));
+        assert_eq!(well().check_executions(&[], &sim).await, Ok(()));
+        let listed = [*execution(started(ExecState::Running))];
+        let mut picture = well();
+        let record = ready();
+        picture.records = [(listed[0].sandbox.clone(), Sandbox { id: listed[0].sandbox.clone(), ..record })].into();
+        let found = picture.check_executions(&listed, &sim).await.map_err(|(found, _)| found);
+        assert_eq!(found, Err("listed-executions-run"));
+        let ended = [*execution(started(ExecState::Exited { code: 0 }))];
+        assert_eq!(picture.check_executions(&ended, &sim).await, Ok(()));
+    };
+    tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(run);
+}
+
 /// None is forgotten: what no change and no picture breaks is broken in a world by hand, by a planted bug, or without a
 /// gate.
 #[test]
@@ -216,7 +234,8 @@ fn p2_every_invariant_is_broken_somewhere() {
     let bugs = BUGS.iter().flat_map(|bug| bug.breaks);
     let gates = IN_WORLDS.iter().flat_map(|(_, _, names)| *names);
     let by_hand = super::world_tests::BY_HAND.iter();
-    let broken: BTreeSet<&str> = pictures.into_iter().chain(bugs.chain(gates).chain(by_hand).copied()).collect();
+    let pictures = pictures.into_iter().chain(["listed-executions-run"]);
+    let broken: BTreeSet<&str> = pictures.chain(bugs.chain(gates).chain(by_hand).copied()).collect();
     let others = INVARIANTS.iter().filter(|invariant| invariant.when != When::Change).map(|invariant| invariant.name);
     let left: BTreeSet<&str> = others.filter(|name| !broken.contains(name)).collect();
     assert_eq!(left, BTreeSet::new());

@@ -1,5 +1,7 @@
 //! What must hold when faults have stopped, and time has passed (P3).
 
+use viv_core::exec::ExecState;
+use viv_core::execution::{Execution, Stage};
 use viv_core::lifecycle::{Cause, Desired, FreezeStep, Phase};
 use viv_core::snapshot::SnapshotState;
 use viv_core::task::{Task, TaskState};
@@ -121,6 +123,23 @@ impl Picture {
                 let well = status.is_some_and(|status| !status.state.is_final());
                 holds("services-run", well, || format!("{}: {} is {status:?}, of {run:?}", record.id, service.name))?;
             }
+        }
+        Ok(())
+    }
+
+    /// What is listed as running runs (X5): the list was brought up to date when its instance went.
+    pub(crate) async fn check_executions(&self, listed: &[Execution], provider: &impl Provider) -> Found {
+        for row in listed {
+            let Stage::Started { status, .. } = &row.stage else { continue };
+            let Some(record) = self.records.get(&row.sandbox).filter(|_| status.state == ExecState::Running) else {
+                continue;
+            };
+            let instance = InstanceRef { sandbox: record.id.clone(), generation: row.generation };
+            let seen = provider.execution(&instance, &row.id).await.map(|seen| seen.state);
+            let runs = matches!(seen, Ok(ExecState::Running | ExecState::Suspended));
+            holds("listed-executions-run", runs && row.generation == record.generation, || {
+                format!("{} of {instance} is listed as running, and is {seen:?} ({:?})", row.id, record.phase)
+            })?;
         }
         Ok(())
     }

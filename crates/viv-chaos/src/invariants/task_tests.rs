@@ -19,7 +19,7 @@ fn instance() -> InstanceRef {
     InstanceRef { sandbox: SandboxId::from_bytes([1; 16]), generation: Generation::FIRST }
 }
 
-fn execution(stage: Stage) -> Box<Execution> {
+pub(super) fn execution(stage: Stage) -> Box<Execution> {
     Box::new(Execution {
         id: ExecutionId::from_bytes([1; 16]),
         project: Project::default(),
@@ -39,7 +39,7 @@ fn execution(stage: Stage) -> Box<Execution> {
     })
 }
 
-fn started(state: ExecState) -> Stage {
+pub(super) fn started(state: ExecState) -> Stage {
     let status = ExecStatus {
         id: ExecutionId::from_bytes([1; 16]),
         state,

@@ -260,6 +260,19 @@ fn broken() -> Vec<(&'static str, Vec<Recorded>)> {
                 next.phase = Phase::Frozen { step: FreezeStep::Done }
             })],
         ),
+        (
+            "kept-awake-is-not-idle",
+            vec![change(
+                {
+                    let lease = KeepAwake { reason: String::new(), until_ms: NOW_MS + 1 };
+                    Sandbox { keep_awake: [("lease".to_owned(), lease)].into(), ..ready() }
+                },
+                Cause::Idle,
+                Actor::part("idle"),
+                |next| next.phase = Phase::Frozen { step: FreezeStep::Done },
+            )],
+        ),
+        ("reset-keeps-nothing", vec![Recorded::Reset { sandbox: ready().id, left: vec![snapshot_id(1)] }]),
         ("policy-stays", vec![by_engine(ready(), Cause::Requested, |next| next.policy.persistent = false)]),
         (
             "goes-back-where-asked",
