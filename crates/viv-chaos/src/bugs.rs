@@ -21,12 +21,12 @@ macro_rules! bugs {
 bugs! {
     NoTokenFence: "superseded-changes-nothing";
     BuriedIsMade: "stopped-is-absent" "hibernated-is-absent" "failed-leaves-nothing" "one-generation-lives";
-    AbsenceUnseen: "stopped-is-absent" "hibernated-is-absent" "failed-leaves-nothing" "one-generation-lives";
+    AbsenceUnseen: "stopped-is-absent" "hibernated-is-absent" "failed-leaves-nothing" "one-generation-lives" "reset-keeps-nothing";
     FailedListIsEmpty: "absence-is-seen";
     PartialListIsWhole: "absence-is-seen";
     NoOrphanGrace: "strays-have-grace";
     ProbeIsActivity: "unused-goes-to-rest" "stopped-is-the-end";
-    IdleUnread: "at-work-is-not-idle" "idle-after-its-window";
+    IdleUnread: "at-work-is-not-idle" "idle-after-its-window" "kept-awake-is-not-idle";
     StoredExpiry: "expiry-is-fetched";
     ChainedResume: "entry-makes";
     ReadResumes: "reads-change-nothing";

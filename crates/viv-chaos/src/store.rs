@@ -396,9 +396,14 @@ impl FaultyStore {
             let anew = before.as_ref().is_some_and(|before| before.resetting) && !after.resetting && !after.is_over();
             if anew && after.cause.cause == Cause::Reset {
                 let query = SnapshotQuery { sandbox: Some(after.id.clone()), limit: MANY, ..SnapshotQuery::default() };
+                let everybody = ListQuery { deleted: true, limit: MANY, ..ListQuery::default() };
+                let everybody = self.truth.list(&everybody).await?.items;
                 let mut left = Vec::new();
                 for row in self.truth.snapshots(&query).await?.items {
-                    if row.state == SnapshotState::Ready && self.truth.users(&row.id, 1).await?.is_empty() {
+                    // Whoever began with it may have gone since the others were removed.
+                    let began = everybody.iter().any(|other| other.origin.as_ref() == Some(&row.id));
+                    let used = began || !self.truth.users(&row.id, 1).await?.is_empty();
+                    if row.state == SnapshotState::Ready && !used {
                         left.push(row.id);
                     }
                 }
