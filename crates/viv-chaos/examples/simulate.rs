@@ -54,7 +54,9 @@ fn main() -> ExitCode {
     let left_out = match without_these(&told("VIV_SIM_WITHOUT").unwrap_or_default()) {
         Ok(left_out) => left_out,
         Err(unknown) => {
-            eprintln!("nothing is called {unknown}: the words are those of docs/proof.md, with a semicolon between two");
+            eprintln!(
+                "nothing is called {unknown}: the words are those of docs/proof.md, with a semicolon between two"
+            );
             return ExitCode::from(2);
         }
     };

@@ -483,10 +483,9 @@ impl World<'_> {
         })
     }
 
-    /// An answer is heard.
-    pub(crate) async fn hear(&mut self, answer: Answer) -> Found {
-        let Answer { deed, id, was_ended, was_draining, drains, damaged, began, told } = answer;
-        match &told {
+    /// What was done by this answer, or come to.
+    fn keep_in_mind(&mut self, deed: Deed, told: &Result<Told, EngineError>) {
+        match told {
             Ok(Told::Done) if deed == Deed::KillService => self.did(deed),
             Ok(_) => {}
             Err(error) => {
@@ -495,6 +494,12 @@ impl World<'_> {
                 }
             }
         }
+    }
+
+    /// An answer is heard.
+    pub(crate) async fn hear(&mut self, answer: Answer) -> Found {
+        let Answer { deed, id, was_ended, was_draining, drains, damaged, began, told } = answer;
+        self.keep_in_mind(deed, &told);
         let name = id.as_ref().map(ToString::to_string).unwrap_or_default();
         if let Ok(Told::View(view)) = &told {
             self.shown(view).await?;

@@ -77,6 +77,7 @@ async fn check(picture: &Picture, store: &FaultyStore, provider: &SimProvider) -
     picture.check_services(provider).await
 }
 
+#[expect(clippy::too_many_lines, reason = "a table")]
 fn broken() -> Vec<(&'static str, Picture)> {
     let other = SandboxId::from_bytes([2; 16]);
     let gone = |picture: &mut Picture| picture.instances.clear();
