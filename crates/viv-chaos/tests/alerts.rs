@@ -8,20 +8,21 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use place::{Place, by, paused, persistent, place_ordered, place_ticking, request};
-use viv_chaos::{Order, Orders, Trouble, Turn};
+use viv_chaos::{Damage, Order, Orders, Trouble, Turn};
 use viv_core::exec::ExecSpec;
-use viv_core::lifecycle::{PhaseName, Status};
+use viv_core::lifecycle::{EntryKind, PhaseName, Status};
 use viv_core::spec::{Image, Network, Policy, Project, SandboxSpec};
 use viv_core::subscription::Patience;
 use viv_core::task::{MakeSandbox, NewTask, TaskLimits, TaskState};
-use viv_core::{FencingToken, Generation, OperationId, SandboxId};
+use viv_core::{EndCause, FencingToken, Generation, OperationId, SandboxId};
+use viv_engine::cleanup::CleanupKind;
 use viv_engine::{
     AlertConfig, AlertState, CleanupConfig, CreateRequest, CreateTask, Delivery, EngineConfig, EventBody,
     NewSubscription, ReconcilerName, SpareClass, SubscriptionConfig, Webhooks, Which,
 };
 use viv_provider::conformance::program::Program;
 use viv_provider::{InstanceSpec, Mutation, Provider, Recall, ResourceLimits};
-use viv_store::{Cursor, JournalFilter, Store};
+use viv_store::{Cursor, JournalFilter, ListQuery, Store};
 
 /// Longer than a window, what is waited for in it, and what resolves.
 const LATER: Duration = Duration::from_secs(1_800);
@@ -86,6 +87,53 @@ fn j3_a_reconciler_that_hangs_in_its_first_run_is_overdue_and_an_alert() {
         place.until_fires("cleanup_failing", true, Duration::from_millis(4 * period_ms)).await;
         assert!(status().is_overdue(place.engine.now_ms()) && status().runs == 0, "{:?}", status());
         assert_eq!(place.engine.reconcilers().iter().filter(|one| one.is_bad(place.engine.now_ms())).count(), 1);
+    });
+}
+
+/// Cause 3 of the runbook, as it is named: nobody cleans up, nothing fails, and nothing says so but that it is late.
+#[test]
+fn j3_incident_39_a_cleanup_that_hangs_is_overdue_and_an_alert_and_is_done_by_hand() {
+    paused(async {
+        let orders = orders();
+        let place = place_ordered(1_000, &orders, |config| {
+            judged(config);
+            // Nothing but a cleanup writes in this time.
+            config.cleanup =
+                Some(CleanupConfig { leftover_after: Duration::from_secs(90), ..CleanupConfig::default() });
+        })
+        .await;
+        let status = || place.engine.reconcilers().into_iter().find(|one| one.name == ReconcilerName::Cleanup).unwrap();
+        let (first, second) = (place.made(awake()).await, place.made(awake()).await);
+        for id in [&first, &second] {
+            assert!(place.provider.truth().crash(id, EndCause::Exited { code: 1 }));
+            place.engine.verify(id).await.unwrap();
+            assert_eq!(place.status(id).await, Status::Lost);
+        }
+        // The write with which it ends the first of them is never answered.
+        orders.give(Order { call: "commit".to_owned(), turn: Turn::Trouble(Trouble::SlowStore), times: 1 });
+        place.until_fires("cleanup_failing", true, LATER).await;
+        assert_eq!(orders.carried_out(), 1, "that is why");
+        let now_ms = place.engine.now_ms();
+        assert!(status().is_overdue(now_ms) && status().error.is_none(), "{:?}", status());
+        let bad = place.engine.reconcilers().into_iter().filter(|one| one.is_bad(now_ms)).map(|one| one.name);
+        assert_eq!(bad.collect::<Vec<_>>(), [ReconcilerName::Cleanup], "and no other one");
+        for id in [&first, &second] {
+            assert_eq!(place.status(id).await, Status::Lost, "nobody cleans up");
+        }
+        // The remedy of the runbook, which does not wait for who hangs.
+        let by_hand = place.engine.cleanup(&[CleanupKind::Leftovers], false, by());
+        let did = tokio::time::timeout(Duration::from_secs(60), by_hand).await.expect("it ends").unwrap();
+        assert_eq!((did.found(), did.done()), (2, 2), "{did:?}");
+        for id in [&first, &second] {
+            place.engine.wait_settled(id, LATER).await.unwrap();
+            assert_eq!(place.status(id).await, Status::Stopped);
+        }
+        // The next daemon begins it anew.
+        let place = place.restart_with(judged).await;
+        place.until_fires("cleanup_failing", false, LATER).await;
+        tokio::time::sleep(LATER).await;
+        let cleanup = place.engine.reconcilers().into_iter().find(|one| one.name == ReconcilerName::Cleanup).unwrap();
+        assert!(cleanup.runs > 0 && !place.fires("cleanup_failing"), "{cleanup:?}");
     });
 }
 
@@ -176,8 +224,7 @@ fn o5_l8_what_cannot_be_ended_is_an_alert_until_it_is() {
         place.until_fires("kill_failed", true, LATER).await;
         place.until_fires("stop_failures_high", true, LATER).await;
         assert_eq!(place.record(&id).await.phase.name(), PhaseName::Stopping, "it stays so (L8)");
-        let named = place.engine.alerts().into_iter().find(|alert| alert.rule.name == "kill_failed").unwrap().sandboxes;
-        assert_eq!(named, std::slice::from_ref(&id), "it is said whom to look at");
+        assert_eq!(named(&place, "kill_failed"), std::slice::from_ref(&id), "it is said whom to look at");
         let diagnosis = place.engine.diagnose(&Project::default(), &Which::Id(id.clone())).await.unwrap();
         assert!(diagnosis.remarks.iter().any(|remark| remark.code == "kill_failed"), "{:?}", diagnosis.remarks);
         orders.forget();
@@ -199,8 +246,7 @@ fn o5_l10_saves_that_fail_are_failed_stops() {
         place.engine.hibernate(&id, by()).await.unwrap();
         place.until_fires("save_failed", true, LATER).await;
         place.until_fires("stop_failures_high", true, LATER).await;
-        let named = place.engine.alerts().into_iter().find(|alert| alert.rule.name == "save_failed").unwrap().sandboxes;
-        assert_eq!(named, std::slice::from_ref(&id), "it is said whom to look at");
+        assert_eq!(named(&place, "save_failed"), std::slice::from_ref(&id), "it is said whom to look at");
         orders.forget();
         place.engine.retry_save(&id, by()).await.unwrap();
         place.engine.wait_settled(&id, LATER).await.unwrap();
@@ -288,6 +334,71 @@ fn o5_creates_that_fail_are_an_alert() {
         place.until_fires("provisioning_failing", true, LATER).await;
         orders.forget();
         place.until_fires("provisioning_failing", false, LATER).await;
+    });
+}
+
+/// The names of its sandboxes, as somebody is told them.
+fn named(place: &Place, name: &str) -> Vec<SandboxId> {
+    place.engine.alerts().into_iter().find(|alert| alert.rule.name == name).unwrap().sandboxes
+}
+
+#[test]
+fn o5_a_provider_whose_creates_hang_is_an_alert_that_names_who_did_not_come_up() {
+    paused(async {
+        let orders = orders();
+        let place = place_ordered(250, &orders, judged).await;
+        order(&orders, "create", Trouble::Lost);
+        let mut hung = Vec::new();
+        for _ in 0..2 {
+            hung.push(place.engine.create(request()).await.unwrap().view.sandbox.id);
+        }
+        hung.sort();
+        place.until_fires("sandbox_stuck", true, LATER).await;
+        place.until_fires("provisioning_failing", true, LATER).await;
+        let mut told = named(&place, "sandbox_stuck");
+        told.sort();
+        assert_eq!(told, hung, "it is said whom to look at");
+        // What the alerts begin with shows them: the diagnosis of each, and a list of those that failed.
+        let helps = |name: &str| viv_engine::alert::RULES.iter().find(|rule| rule.name == name).unwrap().helps;
+        let begin_with = (helps("sandbox_stuck"), helps("provisioning_failing"));
+        assert_eq!(begin_with, ("viv doctor SANDBOX", "viv ps --status failed"));
+        let query = ListQuery { phases: vec![PhaseName::Failed], limit: 10, ..ListQuery::default() };
+        assert_eq!(place.engine.list(&query).await.unwrap().0.len(), hung.len());
+        orders.forget();
+        for id in &hung {
+            let diagnosis = place.engine.diagnose(&Project::default(), &Which::Id(id.clone())).await.unwrap();
+            let failed = diagnosis.remarks.into_iter().find(|remark| remark.code == "failed").expect("it says why");
+            assert!(failed.what.contains("deadline_passed"), "{failed:?}");
+            // And does what that proposes, now that they are made again.
+            assert_eq!(failed.helps, format!("viv ensure {id}"));
+            place.engine.ensure(id, EntryKind::Ensure, by()).await.unwrap();
+            place.engine.wait_ready(id, LATER).await.unwrap();
+        }
+        // At once, and not when what was given up is long ago.
+        place.until_fires("sandbox_stuck", false, Duration::from_secs(120)).await;
+        assert_eq!(place.told_of("sandbox_stuck").await, ["alert.firing", "alert.resolved"]);
+        place.until_fires("provisioning_failing", false, LATER).await;
+    });
+}
+
+/// Neither its daemon nor anybody else comes for it: that is told for a while, and not for ever.
+#[test]
+fn o5_what_did_not_answer_in_its_time_is_an_alert_for_a_while() {
+    paused(async {
+        let place = place_ticking(250, |config| {
+            judged(config);
+            config.cleanup = None;
+        })
+        .await;
+        let id = place.made(awake()).await;
+        place.provider.damage(&id, Some(Damage::Hangs));
+        place.engine.verify(&id).await.unwrap();
+        place.until_fires("sandbox_stuck", true, LATER).await;
+        assert_eq!(named(&place, "sandbox_stuck"), std::slice::from_ref(&id));
+        assert_eq!(place.record(&id).await.phase.name(), PhaseName::Lost);
+        place.until_fires("sandbox_stuck", false, LATER).await;
+        assert_eq!(place.record(&id).await.phase.name(), PhaseName::Lost, "it is as it was");
+        assert_eq!(place.told_of("sandbox_stuck").await, ["alert.firing", "alert.resolved"]);
     });
 }
 

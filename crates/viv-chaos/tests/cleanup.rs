@@ -4,20 +4,23 @@
 
 mod place;
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use place::{Place, by, paused, persistent, place_ticking, place_with, request};
-use viv_chaos::Damage;
+use place::{Place, by, paused, persistent, place_ordered, place_ticking, place_with, request};
+use viv_chaos::{Damage, Order, Orders, Trouble, Turn};
 use viv_core::exec::ExecSpec;
 use viv_core::lifecycle::{Cause, EntryKind, Phase, PhaseName, Status};
-use viv_core::spec::{Project, SandboxSpec};
+use viv_core::limits::ResourceLimits;
+use viv_core::planted::{Planted, plant};
+use viv_core::spec::{Policy, Project, SandboxSpec};
 use viv_core::task::{NewTask, TaskLimits};
 use viv_core::{FencingToken, SandboxId};
 use viv_engine::cleanup::CleanupKind;
 use viv_engine::{CleanupConfig, CreateTask, EngineConfig, ReconcilerName, SpareClass, Which};
 use viv_provider::conformance::program::Program;
-use viv_provider::{InstanceRef, InstanceState, PageRequest, Provider};
-use viv_store::{Cursor, JournalFilter, Lease, LeaseKind, ListQuery, Store};
+use viv_provider::{FileWrite, InstanceRef, InstanceState, PageRequest, Provider};
+use viv_store::{Cursor, JournalFilter, Lease, LeaseKind, ListQuery, Quota, Store, SumsMax};
 
 /// How listings go wrong.
 #[derive(Debug, Clone, Copy)]
@@ -43,11 +46,24 @@ impl Wrong {
     }
 }
 
-/// Looks often, and leaves nothing alone that it takes for left.
+/// As many as live at most while listings are wrong: when it is nearly so many, little is left of the quota.
+const LIVING_MAX: u64 = 11;
+
+/// Looks often, and leaves nothing alone that it takes for left, unwell or idle.
 fn eager(config: &mut EngineConfig) {
     config.periods.provider_sync = Duration::from_secs(1);
     config.periods.orphan_grace = Duration::ZERO;
-    config.cleanup = Some(CleanupConfig { period: Duration::from_secs(2), ..CleanupConfig::default() });
+    config.cleanup = Some(CleanupConfig {
+        period: Duration::from_secs(2),
+        leftover_after: Duration::ZERO,
+        unhealthy_after: Duration::ZERO,
+        unhealthy_age: Duration::ZERO,
+        // Nothing is so old, or idle for so long; what is called lost by mistake is neither.
+        age_max: Some(A_DAY),
+        emergency_idle: A_DAY,
+        ..CleanupConfig::default()
+    });
+    config.quota = Quota::of(LIVING_MAX, LIVING_MAX);
 }
 
 /// Everybody who collects anything does so now.
@@ -64,61 +80,84 @@ async fn lives(place: &Place, id: &SandboxId) -> bool {
     place.provider.truth().observe(&instance).await.unwrap().state == InstanceState::Running
 }
 
+/// Makes, ends and saves some under listings that are wrong, and sees in each round that all are as they should be.
+fn assert_nothing_alive_is_collected(wrong: Wrong) {
+    paused(async {
+        let place = place_with(eager).await;
+        let mut all = Vec::new();
+        for _ in 0..4 {
+            all.push(place.made(request()).await);
+        }
+        let back = place.made(persistent()).await;
+        wrong.begin(&place);
+        // Some come, some go, and one comes back as another generation, with collectors at work all the time.
+        let mut gone = Vec::new();
+        for round in 0..30 {
+            if round % 3 == 0 {
+                // Nobody waits for it to be made, so that it is looked for in the middle of that.
+                let made = place.engine.create(request()).await.unwrap();
+                collect(&place).await;
+                let ready = place.engine.wait_ready(&made.view.sandbox.id, Duration::from_secs(20)).await;
+                assert!(ready.is_ok(), "{wrong:?}, round {round}: what is made is taken away: {ready:?}");
+                all.push(made.view.sandbox.id);
+            }
+            if round % 7 == 3 {
+                let id = all.remove(0);
+                place.delete(&id).await;
+                gone.push(id);
+            }
+            if round == 12 {
+                place.engine.hibernate(&back, by()).await.unwrap();
+                place.engine.wait_settled(&back, Duration::from_secs(20)).await.unwrap();
+                place.engine.ensure(&back, EntryKind::Ensure, by()).await.unwrap();
+                place.engine.wait_ready(&back, Duration::from_secs(20)).await.unwrap();
+            }
+            collect(&place).await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            for id in all.iter().chain([&back]) {
+                let record = place.record(id).await;
+                assert!(lives(&place, id).await, "{wrong:?}, round {round}: {id} is gone: {record:?}");
+                let status = place.status(id).await;
+                let is_up = matches!(status, Status::Ready | Status::Unverified);
+                assert!(is_up, "{wrong:?}, round {round}: {id} is {status:?}: {record:?}");
+                let generation = if id == &back && round >= 12 { 2 } else { 1 };
+                assert_eq!(record.generation.0, generation, "{wrong:?}, round {round}");
+            }
+        }
+        assert_eq!(place.record(&back).await.generation.0, 2);
+        // And when listings are right again, what is there is what is recorded.
+        Wrong::end(&place);
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        for id in all.iter().chain([&back]) {
+            assert!(lives(&place, id).await);
+            assert!(matches!(place.status(id).await, Status::Ready | Status::Unverified), "{wrong:?}");
+        }
+        let there = place.provider.truth().list(&"sim".parse().unwrap(), PageRequest::default()).await.unwrap();
+        assert_eq!(there.items.len(), all.len() + 1, "{wrong:?}: {gone:?} are gone");
+        let lines = place.store.journal(Cursor(0), &JournalFilter::default(), 100_000).await.unwrap();
+        let collected: Vec<_> = lines.iter().filter(|line| line.line.kind == "orphan.collected").collect();
+        let of_living = |id: &Option<SandboxId>| id.as_ref().is_some_and(|id| all.contains(id));
+        assert!(!collected.iter().any(|line| of_living(&line.line.sandbox)), "{wrong:?}: {collected:?}");
+    });
+}
+
 #[test]
 fn j1_nothing_alive_is_collected_by_listings_that_fail_are_partial_or_ten_steps_old() {
     for wrong in [Wrong::Fail, Wrong::Part, Wrong::Stale] {
-        paused(async {
-            let place = place_with(eager).await;
-            let mut all = Vec::new();
-            for _ in 0..4 {
-                all.push(place.made(request()).await);
-            }
-            let back = place.made(persistent()).await;
-            wrong.begin(&place);
-            // Some come, some go, and one comes back as another generation, with collectors at work all the time.
-            let mut gone = Vec::new();
-            for round in 0..30 {
-                if round % 3 == 0 {
-                    // Nobody waits for it to be made, so that it is looked for in the middle of that.
-                    let made = place.engine.create(request()).await.unwrap();
-                    collect(&place).await;
-                    place.engine.wait_ready(&made.view.sandbox.id, Duration::from_secs(20)).await.unwrap();
-                    all.push(made.view.sandbox.id);
-                }
-                if round % 7 == 3 {
-                    let id = all.remove(0);
-                    place.delete(&id).await;
-                    gone.push(id);
-                }
-                if round == 12 {
-                    place.engine.hibernate(&back, by()).await.unwrap();
-                    place.engine.wait_settled(&back, Duration::from_secs(20)).await.unwrap();
-                    place.engine.ensure(&back, EntryKind::Ensure, by()).await.unwrap();
-                    place.engine.wait_ready(&back, Duration::from_secs(20)).await.unwrap();
-                }
-                collect(&place).await;
-                tokio::time::sleep(Duration::from_secs(1)).await;
-                for id in &all {
-                    assert!(lives(&place, id).await, "{wrong:?}, round {round}: {id} is {:?}", place.record(id).await);
-                    assert_eq!(place.record(id).await.generation.0, 1, "{wrong:?}");
-                }
-                assert!(lives(&place, &back).await, "{wrong:?}, round {round}");
-            }
-            assert_eq!(place.record(&back).await.generation.0, 2);
-            // And when listings are right again, what is there is what is recorded.
-            Wrong::end(&place);
-            tokio::time::sleep(Duration::from_secs(60)).await;
-            for id in all.iter().chain([&back]) {
-                assert!(lives(&place, id).await);
-                assert!(matches!(place.status(id).await, Status::Ready | Status::Unverified), "{wrong:?}");
-            }
-            let there = place.provider.truth().list(&"sim".parse().unwrap(), PageRequest::default()).await.unwrap();
-            assert_eq!(there.items.len(), all.len() + 1, "{wrong:?}: {gone:?} are gone");
-            let lines = place.store.journal(Cursor(0), &JournalFilter::default(), 100_000).await.unwrap();
-            let collected: Vec<_> = lines.iter().filter(|line| line.line.kind == "orphan.collected").collect();
-            let of_living = |id: &Option<SandboxId>| id.as_ref().is_some_and(|id| all.contains(id));
-            assert!(!collected.iter().any(|line| of_living(&line.line.sandbox)), "{wrong:?}: {collected:?}");
-        });
+        assert_nothing_alive_is_collected(wrong);
+    }
+}
+
+/// The same can fail: with a daemon that believes such listings, it does.
+#[test]
+fn p1_a_daemon_that_believes_listings_that_fail_or_are_partial_is_caught() {
+    for (bug, wrong) in [(Planted::FailedListIsEmpty, Wrong::Fail), (Planted::PartialListIsWhole, Wrong::Part)] {
+        plant(Some(bug));
+        let looked = std::panic::catch_unwind(|| assert_nothing_alive_is_collected(wrong));
+        plant(None);
+        let said = looked.expect_err("it is caught");
+        let said = said.downcast_ref::<String>().expect("it says what it saw");
+        assert!(said.starts_with(&format!("{wrong:?}, round ")), "{bug:?}: {said}");
     }
 }
 
@@ -278,7 +317,7 @@ fn j2_everything_is_compared_at_the_start_and_every_hour_and_that_is_shown() {
 /// Nobody puts it to rest, and it may live for a day.
 fn awake(persistent: bool) -> viv_engine::CreateRequest {
     let policy = request().policy;
-    let policy = viv_core::spec::Policy { persistent, idle_ms: 86_400_000, hibernate_ms: 86_400_000, ..policy };
+    let policy = Policy { persistent, idle_ms: 86_400_000, hibernate_ms: 86_400_000, ..policy };
     viv_engine::CreateRequest { policy, ..request() }
 }
 
@@ -341,7 +380,7 @@ fn j2_l19_spares_are_not_made_for_an_emergency_to_give_them_up() {
         let place = place_ticking(1_000, |config| {
             let class = SpareClass { name: "default".to_owned(), spec: SandboxSpec::default(), min: 10, max: 10 };
             (config.spares.classes, config.spares.age_max) = (vec![class], A_DAY);
-            (config.cleanup, config.quota) = (Some(CleanupConfig::default()), viv_store::Quota::of(10, 10));
+            (config.cleanup, config.quota) = (Some(CleanupConfig::default()), Quota::of(10, 10));
         })
         .await;
         tokio::time::sleep(A_WHILE).await;
@@ -363,7 +402,7 @@ fn j2_what_is_cleaned_up_by_hand_is_journaled_whatever_is_found_and_a_dry_run_to
     paused(async {
         let place = place_ticking(1_000, |config| {
             cleaning(config);
-            config.quota = viv_store::Quota::of(100, 2);
+            config.quota = Quota::of(100, 2);
         })
         .await;
         let told = async || {
@@ -393,6 +432,104 @@ fn j2_what_is_cleaned_up_by_hand_is_journaled_whatever_is_found_and_a_dry_run_to
         assert_eq!(all[before].1["dry_run"], true);
         for id in [&first, &second] {
             assert_eq!(place.record(id).await.phase, Phase::Ready, "nothing was done");
+        }
+    });
+}
+
+/// What each may have, and how many there may be of that size.
+const EACH_BYTES: u64 = 64 << 20;
+const KEPT: u64 = 20;
+
+/// Memory is all that is short, and an emergency goes on until a quarter of it is in use.
+fn pressed(config: &mut EngineConfig) {
+    let memory = SumsMax { memory_bytes: Some(KEPT * EACH_BYTES), ..SumsMax::default() };
+    config.quota = Quota { total_sums_max: memory, ..Quota::of(1_000, 1_000) };
+    config.cleanup = Some(CleanupConfig {
+        // By hand, so that it is known when.
+        period: A_DAY,
+        full_period: A_DAY,
+        emergency_above: 0.25,
+        emergency_idle: Duration::ZERO,
+        ..CleanupConfig::default()
+    });
+}
+
+/// A file of a size of its own: what is another one's, or older, is of another.
+async fn write(place: &Place, id: &SandboxId, bytes: usize) {
+    let handle = place.engine.work_in(&Project::default(), &Which::Id(id.clone()), None).await.unwrap();
+    let file = FileWrite { path: "/workspace/mine".to_owned(), ..FileWrite::default() };
+    let words: &'static [u8] = vec![b'x'; bytes].leak();
+    handle.file_write(&file, Box::new(words)).await.unwrap();
+}
+
+async fn phases(place: &Place, all: &[SandboxId], phase: PhaseName) -> usize {
+    let mut count = 0;
+    for id in all {
+        count += usize::from(place.record(id).await.phase.name() == phase);
+    }
+    count
+}
+
+#[test]
+fn j2_l10_an_emergency_in_which_saves_fail_and_the_daemon_dies_loses_no_persistent_file() {
+    paused(async {
+        // A write takes so long when that is ordered.
+        let orders = Arc::new(Orders::new(Duration::from_millis(500), || {}));
+        let place = place_ordered(50, &orders, pressed).await;
+        let mut all = Vec::new();
+        for number in 0..KEPT {
+            let limits = ResourceLimits { memory_bytes: Some(EACH_BYTES), ..ResourceLimits::default() };
+            let spec = SandboxSpec { limits, ..SandboxSpec::default() };
+            let id = place.made(viv_engine::CreateRequest { spec, ..awake(true) }).await;
+            write(&place, &id, 100 + number as usize).await;
+            all.push(id);
+        }
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let would = place.engine.cleanup(&[CleanupKind::Emergency], true, by()).await.unwrap();
+        assert_eq!((would.found(), would.done()), (15, 0), "until a quarter is in use: {would:?}");
+        let why = format!("{} of {} memory_bytes are in use", KEPT * EACH_BYTES, KEPT * EACH_BYTES);
+        assert!(would.items[0].why.ends_with(&why), "{:?}", would.items[0]);
+        assert_eq!(phases(&place, &all, PhaseName::Ready).await, all.len(), "nothing was done");
+
+        // None can be saved, and in the middle of it the daemon dies.
+        for (call, trouble) in [("save", Trouble::Unavailable), ("commit", Trouble::SlowStore)] {
+            orders.give(Order { call: call.to_owned(), turn: Turn::Trouble(trouble), times: u32::MAX });
+        }
+        let engine = place.engine.clone();
+        let cleaning =
+            tokio::spawn(async move { engine.cleanup(&[CleanupKind::Emergency], false, by()).await.is_ok() });
+        while phases(&place, &all, PhaseName::Hibernating).await < 5 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let place = place.restart_with(pressed).await;
+        let _ = cleaning.await;
+        let began = phases(&place, &all, PhaseName::Hibernating).await;
+        assert!((5..15).contains(&began), "it was in the middle of it: {began}");
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        let mut failed = 0;
+        for id in &all {
+            failed += usize::from(place.status(id).await == Status::SaveFailed);
+            assert!(!place.record(id).await.is_over(), "nothing is given up for room");
+        }
+        assert_eq!(failed, began, "they wait with their files kept (L10)");
+
+        // Saves go well again: what waits is saved by itself, and the rest is done again. Who asks more often than saves
+        // take has no more ended than there has to be.
+        orders.forget();
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(phases(&place, &all, PhaseName::Hibernated).await, began);
+        for _ in 0..3 {
+            place.engine.cleanup(&[CleanupKind::Emergency], false, by()).await.unwrap();
+        }
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(phases(&place, &all, PhaseName::Hibernated).await, 15);
+        assert_eq!(phases(&place, &all, PhaseName::Ready).await, 5);
+        for (number, id) in all.iter().enumerate() {
+            place.engine.ensure(id, EntryKind::Ensure, by()).await.unwrap();
+            place.engine.wait_ready(id, Duration::from_secs(60)).await.unwrap();
+            let handle = place.engine.work_in(&Project::default(), &Which::Id(id.clone()), None).await.unwrap();
+            let seen = handle.file_stat("/workspace/mine").await.unwrap();
+            assert_eq!(seen.size_bytes, 100 + number as u64, "the file of {id}");
         }
     });
 }

@@ -288,7 +288,8 @@ fn until_there_is_room<'r>(
     in_project: bool,
     known: &Known<'_>,
 ) -> Vec<(&'r Sandbox, String)> {
-    let living = all.iter().filter(|record| PhaseName::MAY_LIVE.contains(&record.phase.name()));
+    let stays = |record: &&&Sandbox| PhaseName::MAY_LIVE.contains(&record.phase.name()) && !is_leaving(record);
+    let living = all.iter().filter(stays);
     let (mut count, mut sums) =
         living.fold((0_u64, Sums::default()), |(count, sums), record| (count + 1, sums.plus(&(known.sums_of)(record))));
     let mut found = Vec::new();
@@ -308,6 +309,24 @@ fn until_there_is_room<'r>(
         sums = minus(&sums, &(known.sums_of)(record));
     }
     found
+}
+
+/// Whether it is on its way out, and in time: the room that it takes is as good as made, or every look until it is gone
+/// would have others make way for it.
+fn is_leaving(record: &Sandbox) -> bool {
+    match &record.phase {
+        Phase::Hibernating { save_failed, work, .. } => !save_failed && !work.overdue,
+        Phase::Stopping { work } => !work.overdue,
+        Phase::Provisioning { .. }
+        | Phase::Verifying { .. }
+        | Phase::Ready
+        | Phase::Frozen { .. }
+        | Phase::Hibernated { .. }
+        | Phase::Resuming { .. }
+        | Phase::Lost
+        | Phase::Failed { .. }
+        | Phase::Stopped => false,
+    }
 }
 
 /// Whether it is lost because it was found unwell, or did not answer: something of it may run. Nobody waits for it.
@@ -588,9 +607,10 @@ fn whole(kind: &str, by: Actor, now_ms: u64, data: serde_json::Value) -> NewLine
 
 #[cfg(test)]
 mod tests {
-    use viv_core::lifecycle::{Moment, NewSandbox, Timings};
+    use viv_core::lifecycle::{HibernateStep, Moment, NewSandbox, Timings, Work};
+    use viv_core::limits::ResourceLimits;
     use viv_core::spec::{Policy, SandboxSpec};
-    use viv_store::Quota;
+    use viv_store::{Quota, SumsMax};
 
     use super::*;
 
@@ -625,7 +645,7 @@ mod tests {
         let known = Known {
             at_work: &at_work.iter().map(|id| SandboxId::from_bytes([*id; 16])).collect(),
             quotas: &|in_project, count, sums| QuotaUsed::all(&quota, in_project, count, sums),
-            sums_of: &|_| Sums::default(),
+            sums_of: &|record| Sums::of(&record.spec.limits, &quota.weights),
             config,
             now_ms,
         };
@@ -633,6 +653,30 @@ mod tests {
         let number = |item: &CleanupItem| (1..=255).find(|id| SandboxId::from_bytes([*id; 16]) == item.sandbox);
         found.iter().filter_map(number).collect()
     }
+
+    /// Of each sum that can be limited: its name, and a sandbox's limits and a quota of so much of it.
+    const SUMS: [(&str, fn(u64) -> ResourceLimits, fn(u64) -> SumsMax); 4] = [
+        (
+            "cpu_millis",
+            |of| ResourceLimits { cpu_millis: Some(of), ..ResourceLimits::default() },
+            |of| SumsMax { cpu_millis: Some(of), ..SumsMax::default() },
+        ),
+        (
+            "memory_bytes",
+            |of| ResourceLimits { memory_bytes: Some(of), ..ResourceLimits::default() },
+            |of| SumsMax { memory_bytes: Some(of), ..SumsMax::default() },
+        ),
+        (
+            "disk_bytes",
+            |of| ResourceLimits { disk_bytes: Some(of), ..ResourceLimits::default() },
+            |of| SumsMax { disk_bytes: Some(of), ..SumsMax::default() },
+        ),
+        (
+            "processes",
+            |of| ResourceLimits { processes: Some(of), ..ResourceLimits::default() },
+            |of| SumsMax { processes: Some(of), ..SumsMax::default() },
+        ),
+    ];
 
     #[test]
     fn j2_emergency_takes_who_is_idle_by_least_harm_until_there_is_room() {
@@ -668,6 +712,52 @@ mod tests {
             "a task is at work"
         );
         assert_eq!(planned_by(emergency, &records, Quota::of(100, 100), &[], &config, 120_000), [0; 0]);
+    }
+
+    #[test]
+    fn j2_emergency_does_not_have_others_make_way_for_who_is_leaving() {
+        let (config, emergency) = (CleanupConfig::default(), CleanupKind::Emergency);
+        let work = |overdue| {
+            let operation = "op_1".parse().unwrap();
+            Work { operation, attempt: 1, deadline_at_ms: 0, retry_at_ms: 0, overdue }
+        };
+        let saving =
+            |save_failed, overdue| Phase::Hibernating { step: HibernateStep::Save, save_failed, work: work(overdue) };
+        let planned = |leaves: Phase| {
+            let mut records = [1, 2, 3, 4, 5].map(|id| record(id, true, Phase::Ready, u64::from(id)));
+            records[4].phase = leaves;
+            planned(emergency, &records, 5, &config, 120_000)
+        };
+        assert_eq!(planned(Phase::Ready), [1]);
+        for leaves in [saving(false, false), Phase::Stopping { work: work(false) }] {
+            assert_eq!(planned(leaves), [0; 0], "four of five stay");
+        }
+        // Nobody knows when these are gone.
+        for stays in [saving(true, false), saving(false, true), Phase::Stopping { work: work(true) }] {
+            assert_eq!(planned(stays), [1]);
+        }
+    }
+
+    #[test]
+    fn j2_l18_emergency_makes_room_in_each_sum_by_what_each_takes_of_it() {
+        let (config, emergency) = (CleanupConfig::default(), CleanupKind::Emergency);
+        for (name, limits, max) in SUMS {
+            // By least harm these go as 3, 2, 1: who was used last, and is not saved, at last.
+            let sized = [(1, false, 30, 40), (2, true, 20, 35), (3, true, 10, 15), (4, true, 119_000, 10)];
+            let records = sized.map(|(id, persistent, active_at_ms, size)| {
+                let mut record = record(id, persistent, Phase::Ready, active_at_ms);
+                record.spec.limits = limits(size);
+                record
+            });
+            let planned = |quota: Quota| planned_by(emergency, &records, quota, &[], &config, 120_000);
+            let all = |of: u64| Quota { total_sums_max: max(of), ..Quota::of(100, 100) };
+            assert_eq!(planned(all(125)), [0; 0], "{name}: 100 of 125 are four fifths, and not more");
+            assert_eq!(planned(all(124)), [3], "{name}: 85 of 124 are left");
+            assert_eq!(planned(all(106)), [3, 2], "{name}: 85 of 106 are still too much, and 50 are not");
+            assert_eq!(planned(all(20)), [3, 2, 1], "{name}: who was used is not idle");
+            let project = Quota { project_sums_max: max(106), ..Quota::of(100, 100) };
+            assert_eq!(planned(project), [3, 2], "{name} of a project");
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use viv_core::TaskId;
 use viv_core::exec::{ExecState, ExecStatus, OutputEvent};
 use viv_core::hook::HookAction;
-use viv_core::lifecycle::{Cause, Finding, Phase, Sandbox, Status};
+use viv_core::lifecycle::{Cause, Finding, HibernateStep, Phase, Sandbox, Status};
 use viv_core::snapshot::{Snapshot, SnapshotKind, SnapshotState};
 use viv_core::spec::Project;
 use viv_provider::{InstanceRef, InstanceState, Observation, Whereabouts};
@@ -219,7 +219,7 @@ fn remarks(view: &View, whereabouts: Option<&Whereabouts>, seen: Option<&Observa
     }
     if crate::metrics::is_overdue(&view.sandbox, view.now_ms) {
         let what = format!("{} takes longer than it may: {message}", view.sandbox.phase.name().as_str());
-        say("overdue", what, format!("viv timeline {id}"));
+        say("overdue", what, goes_on(&view.sandbox));
     }
     match &view.sandbox.phase {
         Phase::Lost => {
@@ -231,7 +231,7 @@ fn remarks(view: &View, whereabouts: Option<&Whereabouts>, seen: Option<&Observa
         }
         Phase::Failed { .. } => {
             let what = format!("it could not be brought up: {} {message}", view.sandbox.cause.cause.code());
-            say("failed", what, format!("viv timeline {id}"));
+            say("failed", what, goes_on(&view.sandbox));
         }
         Phase::Hibernating { save_failed: true, .. } => {
             let what = format!(
@@ -241,8 +241,8 @@ fn remarks(view: &View, whereabouts: Option<&Whereabouts>, seen: Option<&Observa
             say("save_failed", what, format!("viv stop --retry {id}"));
         }
         Phase::Stopping { .. } if view.sandbox.cause.cause == Cause::KillFailed => {
-            let what = format!("it was to end, and is still there: {message}; that is tried again");
-            say("kill_failed", what, format!("viv timeline {id}"));
+            let what = format!("it was to end, and is still there: {message}; that is tried again and again");
+            say("kill_failed", what, goes_on(&view.sandbox));
         }
         Phase::Provisioning { .. }
         | Phase::Verifying { .. }
@@ -255,6 +255,27 @@ fn remarks(view: &View, whereabouts: Option<&Whereabouts>, seen: Option<&Observa
         | Phase::Stopped => {}
     }
     remarks
+}
+
+/// What brings it on from where it is late or over: each waits, and says whether that helped.
+fn goes_on(record: &Sandbox) -> String {
+    let id = &record.id;
+    match &record.phase {
+        // Not after its pause, but now.
+        Phase::Hibernating { step: HibernateStep::Save, .. } => format!("viv stop --retry {id}"),
+        // Nobody runs what is deleted, and that is asked for once more.
+        Phase::Stopping { .. } if record.deleted => format!("viv rm {id}"),
+        Phase::Hibernating { step: HibernateStep::Clear, .. } | Phase::Stopping { .. } => format!("viv stop {id}"),
+        Phase::Provisioning { .. }
+        | Phase::Verifying { .. }
+        | Phase::Ready
+        | Phase::Frozen { .. }
+        | Phase::Hibernated { .. }
+        | Phase::Resuming { .. }
+        | Phase::Lost
+        | Phase::Failed { .. }
+        | Phase::Stopped => format!("viv ensure {id}"),
+    }
 }
 
 /// What is known of it anyway, as evidence.

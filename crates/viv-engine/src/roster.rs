@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   a record is committed, or looked at ──►┌────────┐──► sums for quotas, and the most of each in a project
-//!                                          │ Roster │──► who is in transition, and is late or cannot go on
+//!                                          │ Roster │──► who is in transition, and is late or cannot go on, or was given up
 //!   somebody uses it ─────────────────────►│        │──► whose hard deadline has passed
 //!                                          └────────┘──► who was not used for long, when something of it is due
 //! ```
@@ -25,6 +25,10 @@ use crate::agenda::Agenda;
 
 /// Sandboxes of a group that are told by id; the others are counted.
 pub(crate) const NAMED_MAX: usize = 10;
+
+/// How long what was given up at a deadline counts as stuck, if nobody comes for it: as far back as shares are measured, so
+/// that who is told late still finds it named.
+const GIVEN_UP_TOLD_MS: u64 = 900_000;
 
 /// How late what is put to rest by itself may be before it counts as stuck.
 const REST_LATE_MS: u64 = 60_000;
@@ -54,6 +58,8 @@ struct Kept {
     /// What each project has of each quota, in the order of [`Held::used`].
     used: [BTreeSet<(u64, Project)>; 5],
     working: BTreeMap<SandboxId, Working>,
+    /// Since when those are over that ran into the deadline of a phase, and that nobody came for since.
+    given_up: BTreeMap<SandboxId, u64>,
     deadlines: Agenda,
     /// When something is due of those that are ready and that nobody uses.
     unused: Agenda,
@@ -130,6 +136,17 @@ impl Working {
     }
 }
 
+/// Since when it is lost or has failed because it did not come up, or did not answer, in its time: at a deadline such
+/// phases are left, so nobody would find it in them afterwards.
+fn given_up_at_ms(record: &Sandbox) -> Option<u64> {
+    let is_given_up = matches!(record.phase, Phase::Lost | Phase::Failed { .. });
+    let is_late = matches!(
+        record.cause.cause,
+        Cause::DeadlinePassed | Cause::Unresponsive | Cause::AbsenceUnproven | Cause::SaveFailed
+    );
+    (is_given_up && is_late).then_some(record.phase_since_ms)
+}
+
 /// One that is ready, as far as nobody uses it.
 #[derive(Debug)]
 #[expect(clippy::struct_field_names, reason = "units are last in names, and all of these are times")]
@@ -200,6 +217,8 @@ impl Group {
 pub(crate) struct Wrong {
     /// In a phase that should have ended by now.
     pub(crate) overdue: Group,
+    /// Given up at a deadline a while ago at most.
+    pub(crate) given_up: Group,
     /// Ready for long, with nobody doing anything.
     pub(crate) stalled: Group,
     /// Ready for long, with a command in it that says nothing.
@@ -269,8 +288,14 @@ impl Roster {
         let group = |is_so: &dyn Fn(&Working) -> bool| {
             Group::of(kept.working.iter().filter(|(_, working)| is_so(working)).map(|(id, _)| id))
         };
+        let is_overdue = |working: &Working| working.overdue || working.deadline_at_ms < now_ms;
+        // What has failed and cannot be cleared away either is overdue, and counted once.
+        let given_up = kept.given_up.iter().filter(|(id, since_ms)| {
+            now_ms.saturating_sub(**since_ms) < GIVEN_UP_TOLD_MS && !kept.working.get(*id).is_some_and(is_overdue)
+        });
         Wrong {
-            overdue: group(&|working| working.overdue || working.deadline_at_ms < now_ms),
+            overdue: group(&is_overdue),
+            given_up: Group::of(given_up.map(|(id, _)| id)),
             stalled: Group::of_set(&kept.stalled),
             silent: Group::of_set(&kept.silent),
             save_failed: group(&|working| working.save_failed),
@@ -371,6 +396,7 @@ impl Kept {
             self.count(&before.project, |held| held.take_off(&before.sums));
         }
         self.working.remove(id);
+        self.given_up.remove(id);
         self.stalled.remove(id);
         let phase = record.phase.name();
         if !PhaseName::MAY_LIVE.contains(&phase) {
@@ -382,6 +408,7 @@ impl Kept {
         let sums = Sums::of(&record.spec.limits, weights);
         self.count(&record.project, |held| held.add(&sums));
         self.working.extend(Working::of(record).map(|working| (id.clone(), working)));
+        self.given_up.extend(given_up_at_ms(record).map(|since_ms| (id.clone(), since_ms)));
         self.deadlines.set(id, record.lives_until_ms());
         let is_ready = record.phase == Phase::Ready;
         let unused = stuck_after_ms.filter(|_| is_ready).map(|stuck_after_ms| {

@@ -406,7 +406,7 @@ pub(crate) fn reconciler(status: &ReconcilerStatus, state: &ServerState) -> Reco
         failed: status.failed,
         last_error: status.error.clone(),
         next_run_at_ms: status.next_at_ms,
-        overdue: status.next_at_ms.is_some_and(|next_ms| now_ms > next_ms.saturating_add(2 * period_ms)),
+        overdue: status.is_overdue(now_ms),
     }
 }
 

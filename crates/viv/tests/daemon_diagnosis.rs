@@ -4,6 +4,8 @@
 mod support;
 
 use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
 
 use rustix::process::Signal;
 use support::daemon::{Daemon, PATIENCE, run};
@@ -13,9 +15,10 @@ use support::eventually_within;
 use support::held::Held;
 use support::restart::House;
 use viv_api::alert::{Alert, AlertState};
+use viv_api::bound::WaitMs;
 use viv_api::execution::{ExecutionState, StartExecution};
 use viv_api::query::ListEvents;
-use viv_api::sandbox::{Status, TakeKeepAwake};
+use viv_api::sandbox::{CreateSandbox, Status, TakeKeepAwake};
 use viv_core::{Generation, SandboxId};
 
 /// 2 MiB twenty times a second; what it took is given back before it is too much, and it begins anew.
@@ -196,6 +199,50 @@ fn o3_an_agent_whose_end_was_seen_is_told_as_lost_and_ensured() {
     remedy(&daemon, &found, "lost");
     daemon.wait_for(&id, "it is ready", |sandbox| sandbox.status == Status::Ready);
     assert_eq!(run(&daemon.sandbox(&id), "echo well").0, "well\n");
+    daemon.remove(&id);
+}
+
+#[test]
+fn o3_an_agent_that_is_stopped_gives_no_answer_and_is_verified_once_it_goes_on() {
+    let daemon = Daemon::start();
+    let id = daemon.create().id;
+    let agent = Held::of(daemon.host(&id).agent_pid);
+    agent.stop();
+    let looked = daemon.viv().args(["show", "--verify", id.as_str()]).output().unwrap();
+    assert!(looked.status.success(), "{looked:?}");
+    let (found, words) = diagnosed(&daemon, &id, "no_answer");
+    assert!(words.contains("the agent hangs, is stopped or frozen") && words.contains("exec probe "), "{words}");
+    assert_eq!(proposed(&found, "no_answer"), format!("viv show --verify {id}"));
+    agent.signal(Signal::CONT);
+    remedy(&daemon, &found, "no_answer");
+    let well = daemon.wait_for(&id, "it is ready", |sandbox| sandbox.status == Status::Ready);
+    assert_eq!(well.generation, Generation::FIRST, "it was there, and is kept");
+    assert!(!is_said(&daemon, &id, "no_answer"));
+    daemon.remove(&id);
+}
+
+#[test]
+fn o3_what_a_runtime_could_not_make_has_failed_and_is_made_once_it_can() {
+    let folder = tempfile::tempdir().unwrap();
+    let (runtime, broken) = (folder.path().join("runtime"), folder.path().join("broken"));
+    let script = format!(
+        "#!/bin/sh\n[ -e {} ] && [ \"$1\" != --version ] && {{ echo out of order >&2; exit 1; }}\nexec runc \"$@\"\n",
+        broken.display()
+    );
+    fs::write(&runtime, script).unwrap();
+    fs::set_permissions(&runtime, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::write(&broken, "").unwrap();
+    let daemon = Daemon::start_with(&["--layers", "plain", "--runtime", runtime.to_str().unwrap()]);
+    let asked = CreateSandbox { wait_ms: Some(WaitMs::new(0).unwrap()), ..CreateSandbox::default() };
+    let id = daemon.client().create(&asked, None).unwrap().into_sandbox().id;
+    daemon.wait_for(&id, "it has failed", |sandbox| sandbox.status == Status::Failed);
+    let (found, words) = diagnosed(&daemon, &id, "failed");
+    assert!(words.contains("it could not be brought up: create_failed"), "{words}");
+    assert_eq!(proposed(&found, "failed"), format!("viv ensure {id}"));
+    fs::remove_file(&broken).unwrap();
+    remedy(&daemon, &found, "failed");
+    assert_eq!(run(&daemon.sandbox(&id), "echo well").0, "well\n");
+    assert!(!is_said(&daemon, &id, "failed"));
     daemon.remove(&id);
 }
 

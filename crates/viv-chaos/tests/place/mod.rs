@@ -100,8 +100,13 @@ async fn start(
 impl Place {
     /// Another daemon takes over what this one left.
     pub(crate) async fn restart(self) -> Self {
+        self.restart_with(|_| {}).await
+    }
+
+    /// The same, set up otherwise.
+    pub(crate) async fn restart_with(self, set_up: impl FnOnce(&mut EngineConfig)) -> Self {
         self.engine.shut_down();
-        let engine = start(Arc::new(self.store.clone()), &self.provider, self.clock, |_| {}).await;
+        let engine = start(Arc::new(self.store.clone()), &self.provider, self.clock, set_up).await;
         Self { engine, ..self }
     }
 

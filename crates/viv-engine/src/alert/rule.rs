@@ -257,7 +257,7 @@ pub static RULES: &[Rule] = &[
         window_s: QUARTER_S,
         for_s: 0,
         what: "sandboxes cannot be brought up",
-        helps: "viv events --cause create_failed",
+        helps: "viv ps --status failed",
     },
     Rule {
         name: "several_corrupted",

@@ -56,7 +56,7 @@ families! {
 
     SANDBOXES = "viv_sandboxes", Kind::Gauge, ["phase"], "Sandboxes in each phase.";
     ACTIVE = "viv_sandboxes_active", Kind::Gauge, [], "Sandboxes that run or may run, without spares.";
-    STUCK = "viv_sandboxes_stuck", Kind::Gauge, ["why"], "Sandboxes that do not go on: a phase past its deadline (`overdue`), or ready without activity for longer than alerts allow (`no_progress`).";
+    STUCK = "viv_sandboxes_stuck", Kind::Gauge, ["why"], "Sandboxes that do not go on: a phase past its deadline (`overdue`), given up at one in the last quarter of an hour, while nobody came for it (`given_up`), or ready without activity for longer than alerts allow (`no_progress`).";
     SAVE_FAILED = "viv_sandboxes_save_failed", Kind::Gauge, [], "Sandboxes that could not be saved, and wait quiesced with their files kept.";
     KILL_FAILED = "viv_sandboxes_kill_failed", Kind::Gauge, [], "Sandboxes that are to end and are still there.";
 

@@ -23,11 +23,12 @@ impl Inner {
         let wrong = self.roster.wrong(self.clock.now_ms());
         let no_progress = wrong.stalled.count + wrong.silent.count;
         self.metrics.set(&family::STUCK, &["overdue"], float(wrong.overdue.count));
+        self.metrics.set(&family::STUCK, &["given_up"], float(wrong.given_up.count));
         self.metrics.set(&family::STUCK, &["no_progress"], float(no_progress));
         self.metrics.set(&family::SAVE_FAILED, &[], float(wrong.save_failed.count));
         self.metrics.set(&family::KILL_FAILED, &[], float(wrong.kill_failed.count));
         let mut whom = Whom::new();
-        name(&mut whom, &family::STUCK, &[&wrong.overdue, &wrong.stalled, &wrong.silent]);
+        name(&mut whom, &family::STUCK, &[&wrong.overdue, &wrong.given_up, &wrong.stalled, &wrong.silent]);
         name(&mut whom, &family::SAVE_FAILED, &[&wrong.save_failed]);
         name(&mut whom, &family::KILL_FAILED, &[&wrong.kill_failed]);
         Ok(whom)

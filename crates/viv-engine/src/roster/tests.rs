@@ -50,7 +50,7 @@ fn changed(before: &Sandbox, draw: &mut impl FnMut(u64) -> u64) -> Sandbox {
         5 => Phase::Failed { work: (draw(2) == 0).then(|| work(draw)) },
         _ => Phase::Ready,
     };
-    next.cause.cause = if draw(2) == 0 { Cause::KillFailed } else { Cause::UserStop };
+    next.cause.cause = [Cause::KillFailed, Cause::UserStop, Cause::DeadlinePassed][draw(3) as usize].clone();
     let projects = ["a", "b", "c"].map(|name| name.parse().unwrap());
     next.project = projects.into_iter().chain([Project::spares()]).nth(draw(4) as usize).unwrap();
     let limit = [None, Some(UNLIMITED), Some(u64::MAX - 1), Some(draw(100))][draw(4) as usize];
@@ -74,8 +74,11 @@ fn recount(records: &BTreeMap<SandboxId, Sandbox>, now_ms: u64) -> (Sums, (u64, 
             let (count, sums) = projects.entry(record.project.clone()).or_default();
             (*count, *sums) = (*count + 1, sums.plus(&one));
         }
+        let is_over = matches!(record.phase, Phase::Lost | Phase::Failed { .. });
         if record.phase.work().is_some_and(|work| work.overdue || work.deadline_at_ms < now_ms) {
             add(&mut wrong.overdue, &record.id);
+        } else if is_over && record.cause.cause == Cause::DeadlinePassed {
+            add(&mut wrong.given_up, &record.id);
         }
         if matches!(record.phase, Phase::Stopping { .. }) && record.cause.cause == Cause::KillFailed {
             add(&mut wrong.kill_failed, &record.id);
@@ -124,6 +127,7 @@ fn l18_o4_what_is_kept_is_what_a_recount_finds_after_any_writes() {
     let kept = roster.lock();
     let sizes = [kept.living.len(), kept.working.len(), kept.deadlines.len(), kept.unused.len(), kept.projects.len()];
     assert_eq!((sizes, kept.total), ([0; 5], Held::default()), "what is over is not remembered");
+    assert!(kept.given_up.is_empty());
     assert!(kept.used.iter().all(BTreeSet::is_empty));
 }
 
@@ -162,6 +166,35 @@ fn o5_who_stalls_is_called_so_until_something_happens_and_is_read_once() {
     assert!(roster.due_unused(stalls_ms + 5 + STUCK_AFTER_MS).is_empty());
     roster.attend(&Sandbox { version: 3, phase: Phase::Lost, ..sandbox }, None);
     assert!(roster.due_unused(u64::MAX).is_empty());
+}
+
+#[test]
+fn o5_who_was_given_up_at_a_deadline_is_named_for_a_while_or_until_somebody_comes_for_it() {
+    let since_ms = 1_000;
+    let over = |n: u8, phase: Phase, cause: Cause| {
+        let mut record = Sandbox { phase, phase_since_ms: since_ms, ..record(n) };
+        record.cause.cause = cause;
+        record
+    };
+    let (roster, failed) = (roster(), Phase::Failed { work: None });
+    for (n, phase, cause) in [
+        (1, failed.clone(), Cause::DeadlinePassed),
+        (2, Phase::Lost, Cause::Unresponsive),
+        (3, Phase::Lost, Cause::AbsenceUnproven),
+        // These ended at once, and not at a deadline.
+        (4, failed, Cause::CreateFailed),
+        (5, Phase::Lost, Cause::Crashed),
+    ] {
+        roster.attend(&over(n, phase, cause), None);
+    }
+    let named = |now_ms: u64| roster.wrong(now_ms).given_up.named;
+    let [first, second, third] = [1, 2, 3].map(|n| record(n).id);
+    assert_eq!(named(since_ms), [first.clone(), second.clone(), third.clone()]);
+    roster.attend(&Sandbox { version: 2, ..record(1) }, None);
+    assert_eq!(named(since_ms + GIVEN_UP_TOLD_MS - 1), [second.clone(), third.clone()], "the first is made again");
+    roster.attend(&Sandbox { version: 2, phase: Phase::Stopped, ..record(2) }, None);
+    assert_eq!(named(since_ms + GIVEN_UP_TOLD_MS - 1), [third]);
+    assert!(named(since_ms + GIVEN_UP_TOLD_MS).is_empty(), "that was long ago");
 }
 
 #[test]

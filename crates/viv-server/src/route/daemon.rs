@@ -13,7 +13,7 @@ use viv_api::error::ErrorCode;
 use viv_api::page::Page;
 use viv_api::path;
 use viv_api::query::ListLogs;
-use viv_engine::{BreakerKind, BreakerStatus, Engine, ReconcilerStatus, TraceReceiver};
+use viv_engine::{BreakerKind, BreakerStatus, Engine, ReconcilerName, ReconcilerStatus, TraceReceiver};
 
 use super::page_limit;
 use crate::api::{Method, Op, Table};
@@ -142,7 +142,6 @@ async fn doctor(State(state): State<ServerState>, caller: Caller) -> Answer {
         });
     }
     for status in engine.reconcilers() {
-        let shown = show::reconciler(&status, &state);
         if let Some(message) = failing(&status, caller.is_admin()) {
             findings.push(Finding {
                 severity: Severity::Warning,
@@ -152,15 +151,7 @@ async fn doctor(State(state): State<ServerState>, caller: Caller) -> Answer {
                 command: Some("viv logs --daemon --component reconcile".to_owned()),
             });
         }
-        if shown.overdue {
-            findings.push(Finding {
-                severity: Severity::Critical,
-                code: "reconciler_overdue".to_owned(),
-                message: format!("{} should have run by now", shown.name),
-                evidence: Vec::new(),
-                command: Some("viv logs --daemon --component reconcile".to_owned()),
-            });
-        }
+        findings.extend(overdue(&status, engine.now_ms()));
     }
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     let provider = engine.provider();
@@ -184,6 +175,35 @@ fn failing(status: &ReconcilerStatus, is_admin: bool) -> Option<String> {
         }
         None => None,
     }
+}
+
+/// A reconciler that is far past its time: it hangs, and says nothing in the log. What it does can be done by hand.
+fn overdue(status: &ReconcilerStatus, now_ms: u64) -> Option<Finding> {
+    let next_ms = status.next_at_ms.filter(|_| status.is_overdue(now_ms))?;
+    let (name, late_s) = (status.name.as_str(), now_ms.saturating_sub(next_ms) / 1000);
+    let command = match status.name {
+        ReconcilerName::Cleanup => "viv cleanup",
+        ReconcilerName::Full | ReconcilerName::ProviderSync => "viv reconcile",
+        ReconcilerName::Expiry
+        | ReconcilerName::Stuck
+        | ReconcilerName::Health
+        | ReconcilerName::Idle
+        | ReconcilerName::Snapshots
+        | ReconcilerName::Retention
+        | ReconcilerName::Spares
+        | ReconcilerName::Alerts => "viv logs --daemon --component reconcile",
+    };
+    let last = status.last_at_ms.map_or_else(
+        || "it never ran to its end".to_owned(),
+        |at_ms| format!("it last ended {} s ago", now_ms.saturating_sub(at_ms) / 1000),
+    );
+    Some(Finding {
+        severity: Severity::Critical,
+        code: "reconciler_overdue".to_owned(),
+        message: format!("{name} should have run {late_s} s ago; a restart of the daemon begins it anew"),
+        evidence: vec![last],
+        command: Some(command.to_owned()),
+    })
 }
 
 /// Where traces go, and whether that answers, which is asked of it now.
@@ -219,13 +239,10 @@ async fn logs(State(state): State<ServerState>, caller: Caller, Query(query): Qu
 
 #[cfg(test)]
 mod tests {
-    use viv_engine::ReconcilerName;
-
     use super::*;
 
-    #[test]
-    fn j3_a_reconciler_that_could_not_do_a_part_is_named() {
-        let well = ReconcilerStatus {
+    fn status() -> ReconcilerStatus {
+        ReconcilerStatus {
             name: ReconcilerName::Cleanup,
             runs: 1,
             last_at_ms: Some(1),
@@ -236,7 +253,34 @@ mod tests {
             error: None,
             next_at_ms: Some(2),
             period_ms: Some(1),
+        }
+    }
+
+    #[test]
+    fn j3_a_reconciler_that_hangs_is_named_with_what_does_its_work() {
+        let late = ReconcilerStatus {
+            last_at_ms: Some(100_000),
+            next_at_ms: Some(400_000),
+            period_ms: Some(300_000),
+            ..status()
         };
+        assert_eq!(overdue(&late, 1_000_000), None, "two periods late is not far past its time");
+        let found = overdue(&late, 1_001_000).expect("more is");
+        assert_eq!((found.code.as_str(), found.severity), ("reconciler_overdue", Severity::Critical));
+        assert!(found.message.starts_with("cleanup should have run 601 s ago"), "{found:?}");
+        assert_eq!(found.evidence, ["it last ended 901 s ago"]);
+        assert_eq!(found.command.as_deref(), Some("viv cleanup"));
+        let first = ReconcilerStatus { name: ReconcilerName::Full, runs: 0, last_at_ms: None, ..late.clone() };
+        let found = overdue(&first, 1_001_000).expect("also in its first run");
+        assert_eq!(found.evidence, ["it never ran to its end"]);
+        assert_eq!(found.command.as_deref(), Some("viv reconcile"));
+        let for_one = ReconcilerStatus { name: ReconcilerName::Health, next_at_ms: None, period_ms: None, ..late };
+        assert_eq!(overdue(&for_one, u64::MAX), None);
+    }
+
+    #[test]
+    fn j3_a_reconciler_that_could_not_do_a_part_is_named() {
+        let well = status();
         assert_eq!(failing(&well, true), None);
         let in_part = ReconcilerStatus { did: 1, failed: 2, ..well.clone() };
         assert_eq!(failing(&in_part, false).as_deref(), Some("cleanup could not do 2 of the 3 that it found"));
