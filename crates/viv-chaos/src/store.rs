@@ -393,8 +393,9 @@ impl FaultyStore {
                 let (state, cause) = (state.unwrap_or(InstanceState::Absent), after.cause.cause.clone());
                 self.note(Recorded::Over { instance, state, cause });
             }
-            let anew = before.as_ref().is_some_and(|before| before.resetting) && !after.resetting && !after.is_over();
-            if anew && after.cause.cause == Cause::Reset {
+            // The next one is begun: whoever asks for a rollback instead keeps what there is.
+            let anew = before.as_ref().is_some_and(|it| it.resetting && it.generation < after.generation);
+            if anew && !after.resetting && after.cause.cause == Cause::Reset {
                 let query = SnapshotQuery { sandbox: Some(after.id.clone()), limit: MANY, ..SnapshotQuery::default() };
                 let everybody = ListQuery { deleted: true, limit: MANY, ..ListQuery::default() };
                 let everybody = self.truth.list(&everybody).await?.items;
