@@ -106,11 +106,13 @@ impl Inner {
         Ok(matches!(self.apply(&record.id, &event).await?, Applied::Changed(_)))
     }
 
-    /// Whether what is lost because it did not answer, or was unwell, is well now. That it lives was never in doubt, so seeing it live is
-    /// no news: taken for some, it would be verified and lost again for ever, with a line in the journal each time (T7).
+    /// Whether what is lost because it did not answer, or was unwell, is well now, but for its services. That it lives was
+    /// never in doubt, so seeing it live is no news: taken for some, it would be verified and lost again for ever, with a
+    /// line in the journal each time (T7).
     pub(crate) async fn answers_again(self: &Arc<Self>, record: &Sandbox) -> Result<bool, EngineError> {
         let evidence = self.probe(record, record.generation).await?;
-        let answers = evidence.finding_for(&record.spec) == Some(Finding::Ok);
+        // A service may have ended while it was lost: a verification starts that again, or gives it up for good.
+        let answers = evidence.finding_for(&record.spec) == Some(Finding::Ok) || evidence.is_about_services();
         self.knowledge.set_quiet(&record.id, !answers, self.clock.now_ms());
         Ok(answers)
     }

@@ -174,7 +174,7 @@ invariants! {
     "forks-are-all-there" "L11" Answer "of an acknowledged fork all are there";
     "comes-to-rest" "P3" Rest "when faults stop, everything is where it is wanted, lost or failed, in bounded time";
     "rest-is-real" "P3" Rest "what is ready runs, and what is frozen stands still, at the provider";
-    "lost-is-not-there" "P3" Rest "what is lost does not live at the provider, unless a service of it was given up, or it has services and was unwell";
+    "lost-is-not-there" "P3" Rest "what is lost does not live at the provider, unless a service of it was given up";
     "nothing-is-at-work" "P3" Rest "no driver is at work, and no run of a schedule is under way";
     "nothing-is-changed" "P3" Rest "at rest nothing is changed at the provider";
     "nothing-is-recorded" "P3" Rest "at rest nothing is recorded";

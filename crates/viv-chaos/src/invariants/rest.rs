@@ -41,13 +41,7 @@ impl Picture {
             let there = matches!(state, Some(InstanceState::Running | InstanceState::Frozen));
             // A service of it does not come back: that is known to live, and is kept for who looks into it.
             let given_up = record.cause.cause == Cause::ServiceFailed && record.desired == Desired::Running;
-            // Nor is it verified while a service of it is not well, which may have ended after it was lost: nobody starts
-            // that again but a verification.
-            let unserved = matches!(record.cause.cause, Cause::ProbeFailed | Cause::Unresponsive)
-                && !record.spec.services.is_empty()
-                && record.desired == Desired::Running
-                && state == Some(&InstanceState::Running);
-            holds("lost-is-not-there", record.phase != Phase::Lost || !there || given_up || unserved, || {
+            holds("lost-is-not-there", record.phase != Phase::Lost || !there || given_up, || {
                 format!("{} is lost ({:?}), and really {state:?}", record.id, record.cause)
             })?;
         }
