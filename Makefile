@@ -1,5 +1,5 @@
 # Two targets for everybody: `make up` and `make test`. `make help` lists the rest.
-.PHONY: help up down model simulate chaos claims fuzz mutants conformance explore millions test prepare build fmt lint deny unit quota cgroups kernels guest-tests traces bench bench-memory memory soak races clean
+.PHONY: help up down model simulate chaos claims fuzz mutants conformance explore millions test prepare build fmt lint deny unit quota cgroups kernels guest-tests traces bench bench-memory memory soak storms races clean
 
 CARGO ?= cargo
 TOOLS := $(CURDIR)/.tools
@@ -111,9 +111,13 @@ mutants: ## does any test of viv-core notice: FILES='crates/viv-core/src/fence.r
 		--test-package viv-core --test-tool nextest --jobs 1 --timeout 300 --output target/mutants \
 		$(foreach file,$(FILES),--file '$(file)')
 
-soak: ## churn and chaos for MINUTES=30, then the leak and crash tests, longer: CYCLES=5000 make soak
+# The tests are built before the time begins.
+soak: ## chaos and churn for MINUTES=30 in all, and what is left on the machine at the end
 	$(CARGO) build --package viv --locked
-	target/debug/viv chaos --minutes $${MINUTES:-30} --sessions 1000000 --seed $${SEED:-0}
+	$(CARGO) test --package viv --test leaks --locked --no-run
+	CARGO="$(CARGO)" scripts/soak $${MINUTES:-30} $${SEED:-0}
+
+storms: ## the leak and crash tests, longer: CYCLES=5000 make storms (hours)
 	VIV_LEAK_CYCLES=$${CYCLES:-3000} VIV_CRASHES=$${CYCLES:-3000} \
 		$(CARGO) nextest run --release --package viv --test leaks --test crashes --locked
 	VIV_RESUME_CYCLES=100 VIV_SELFTEST_ROUNDS=50 VIV_SELFTEST_ROUNDS_KILLED=50 \

@@ -4,7 +4,8 @@
 //! ```text
 //!   a spare is made ─ claimed ─ probed ─ deleted
 //!   create ─ services ─ hooks ─ probe ─ work ─ freeze ─ thaw ─ snapshot ─ stop (save, clear) ─ resume (restore)
-//!          ─ fork ─ rollback ─ task ─ the fork is deleted ─ rest
+//!          ─ fork ─ rollback ─ task ─ the fork is deleted
+//!   create ─ work that goes on ─ limits ─ hibernate with its memory ─ resume with it ─ reset ─ rest
 //! ```
 //!
 //! Whoever got no answer asks again, as clients do: under the same key, the same id, or after a look at what became of
@@ -16,9 +17,9 @@ use std::time::Duration;
 
 use viv_core::exec::ExecSpec;
 use viv_core::hook::{Hook, HookAction, HookPoint, OnFailure};
-use viv_core::lifecycle::{EntryKind, FreezeStep, Phase, Sandbox, Status, outstanding};
+use viv_core::lifecycle::{Effect, EntryKind, FreezeStep, Memory, Phase, Sandbox, Status, outstanding};
 use viv_core::service::{Readiness, Restart, ServiceSpec};
-use viv_core::spec::{Policy, Project, SandboxSpec};
+use viv_core::spec::{Hibernate, Policy, Project, SandboxSpec};
 use viv_core::task::{EffectRule, NewTask, TaskLimits, TaskState};
 use viv_core::{ExecutionId, SandboxId, SnapshotId, TaskId};
 use viv_engine::{
@@ -27,7 +28,7 @@ use viv_engine::{
 };
 use viv_provider::conformance::program::Program;
 use viv_provider::sim::{SimClock, SimProvider};
-use viv_provider::{InstanceRef, InstanceState, PageRequest, Provider};
+use viv_provider::{InstanceRef, InstanceState, PageRequest, Provider, ResourceLimits};
 use viv_store::{Cursor, JournalFilter, MemoryStore, Owner, SnapshotQuery, Store, TaskQuery};
 
 use crate::at_once::now;
@@ -87,6 +88,8 @@ struct Life {
     /// Those that there were until everything was done.
     points: Vec<Point>,
     draws: Arc<Mutex<Rng>>,
+    /// What was seen on the way, and belongs to the end.
+    seen: Vec<String>,
     daemons: u32,
     line: Line,
     engine: Option<Engine>,
@@ -106,7 +109,7 @@ impl Life {
         let records = truth.clone();
         let effect = move |sandbox: &SandboxId| {
             let record = now(records.get(sandbox)).ok().flatten()?;
-            outstanding(&record).map(|(effect, _)| effect.code())
+            outstanding(&record).map(|(effect, _)| word(&effect))
         };
         let calls = Arc::new(Calls::new(order, Box::new(effect)));
         let mut life = Self {
@@ -117,6 +120,7 @@ impl Life {
             line: Line::counting(calls.clone()),
             calls,
             points: Vec::new(),
+            seen: Vec::new(),
             draws: Arc::new(Mutex::new(Rng::new(1))),
             daemons: 0,
             engine: None,
@@ -256,6 +260,7 @@ impl Life {
         self.roll_back(&lives, &snapshot).await?;
         self.ready(&lives).await?;
         self.task(&lives).await?;
+        let remembers = self.remember().await?;
         for id in [&passing, &forked] {
             self.ask("delete", async |engine| engine.delete(id, somebody()).await).await?;
             self.until("gone", id, |record| record.phase == Phase::Stopped).await?;
@@ -264,12 +269,63 @@ impl Life {
         self.points = self.calls.seen();
         // Somebody who goes on with it finds it as it was left.
         self.ready(&lives).await?;
-        let mut end = self.end([&lives, &passing, &forked]).await;
+        let mut end = self.end([&lives, &passing, &forked, &remembers]).await;
+        end.append(&mut self.seen);
         let (mutations, cursor) = (self.provider.mutations(), *self.truth.tail().borrow());
         self.pass(REST).await;
         let recorded = self.truth.journal(cursor, &JournalFilter::default(), 10).await.unwrap_or_default();
         end.push(format!("{} changes and {} lines at rest", self.provider.mutations() - mutations, recorded.len()));
         Ok(end)
+    }
+
+    /// One whose memory is saved with it, and in which something goes on; then it begins anew.
+    async fn remember(&mut self) -> Result<SandboxId, String> {
+        let mut asked = request(SandboxSpec::default(), true);
+        asked.policy.hibernate = Hibernate::Memory;
+        let id = self.create("remembers", asked).await?;
+        self.ready(&id).await?;
+        let execution = ExecutionId::from_bytes([3; 16]);
+        let spec = ExecSpec { argv: Program::Sleep { seconds: 1_000_000 }.argv(), ..ExecSpec::default() };
+        let which = Which::Id(id.clone());
+        self.ask("work that goes on", async |engine| {
+            let handle = engine.work_in(&Project::default(), &which, None).await?;
+            handle.execute(&execution, &spec).await
+        })
+        .await?;
+        let less = ResourceLimits { processes: Some(100), ..ResourceLimits::default() };
+        self.ask("limits", async |engine| {
+            let handle = engine.work_in(&Project::default(), &which, None).await?;
+            engine.set_limits(&handle, &less, &somebody()).await
+        })
+        .await?;
+        self.ask("hibernate", async |engine| engine.hibernate(&id, somebody()).await).await?;
+        self.until("hibernated", &id, |record| matches!(record.phase, Phase::Hibernated { .. })).await?;
+        self.ready(&id).await?;
+        let record = self.record(&id).await;
+        let instance = InstanceRef { sandbox: id.clone(), generation: record.generation };
+        let really = self.provider.truth();
+        let state = really.execution(&instance, &execution).await.map(|status| status.state);
+        let limits = really.observe(&instance).await.map(|seen| seen.limits.and_then(|limits| limits.processes));
+        let with_memory = matches!(record.memory, Some(Memory::Restored { .. }));
+        self.seen.push(format!(
+            "remembers: resumed, generation {}, with its memory {with_memory}, what went on is {state:?}, at most {limits:?} \
+             processes",
+            record.generation
+        ));
+        let (before, truth) = (record.generation, self.truth.clone());
+        // Has no key: whoever got no answer looks whether it was taken.
+        self.ask("reset", async |engine| {
+            let record = truth.get(&id).await?.expect("it was acknowledged");
+            match record.phase {
+                _ if record.generation > before => Ok(()),
+                Phase::Ready => engine.reset(&id, somebody()).await.map(drop),
+                _ => Err(not_yet(&id)),
+            }
+        })
+        .await?;
+        self.until("another", &id, |record| record.generation > before).await?;
+        self.ready(&id).await?;
+        Ok(id)
     }
 
     /// A freeze that nobody answers is given up, and it runs on: whoever wants it asks again.
@@ -358,11 +414,11 @@ impl Life {
     }
 
     /// What there is, of everybody and of everything.
-    async fn end(&self, all: [&SandboxId; 3]) -> Vec<String> {
+    async fn end(&self, all: [&SandboxId; 4]) -> Vec<String> {
         let mut end = Vec::new();
         let (really, filter) = (self.provider.truth(), JournalFilter::default());
         let lines = self.truth.journal(Cursor(0), &filter, usize::MAX).await.unwrap_or_default();
-        for (who, id) in ["lives", "passing", "forked"].into_iter().zip(all) {
+        for (who, id) in ["lives", "passing", "forked", "remembers"].into_iter().zip(all) {
             let record = self.record(id).await;
             let instance = InstanceRef { sandbox: id.clone(), generation: record.generation };
             let seen = really.observe(&instance).await.map_or(InstanceState::Absent, |seen| seen.state);
@@ -399,6 +455,24 @@ impl Life {
         let count = |kind: &str| lines.iter().filter(|line| line.line.kind == kind).count();
         end.push(format!("{} snapshots made, {} tasks created", count("snapshot.made"), count("task.created")));
         end
+    }
+}
+
+/// An effect as the table has it: with memory it is another one.
+fn word(effect: &Effect) -> &'static str {
+    match effect {
+        Effect::Save { memory: true, .. } => "save with memory",
+        Effect::Restore { memory: true, .. } => "restore with memory",
+        Effect::Create { .. }
+        | Effect::Restore { .. }
+        | Effect::Claim { .. }
+        | Effect::Probe { .. }
+        | Effect::Serve { .. }
+        | Effect::Hook { .. }
+        | Effect::Freeze { .. }
+        | Effect::Thaw { .. }
+        | Effect::Save { .. }
+        | Effect::Clear { .. } => effect.code(),
     }
 }
 

@@ -10,8 +10,22 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use viv_chaos::{Point, Way, live};
 
-/// The effects that a record can name, as [`viv_core::lifecycle::Effect::code`] has them.
-const EFFECTS: [&str; 10] = ["claim", "clear", "create", "freeze", "hook", "probe", "restore", "save", "serve", "thaw"];
+/// The effects that a record can name, as [`viv_core::lifecycle::Effect::code`] has them, and the two that memory makes
+/// others.
+const EFFECTS: [&str; 12] = [
+    "claim",
+    "clear",
+    "create",
+    "freeze",
+    "hook",
+    "probe",
+    "restore",
+    "restore with memory",
+    "save",
+    "save with memory",
+    "serve",
+    "thaw",
+];
 
 /// What went wrong how often, by the effect that was outstanding, which is what docs/proof.md shows.
 fn table(points: &[Point]) -> String {

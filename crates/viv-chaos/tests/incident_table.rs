@@ -1,6 +1,8 @@
 //! The page that says which failures of others are staged by which tests, made from the names of the tests.
 #![allow(missing_docs, reason = "tests")]
 
+mod page;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
@@ -104,11 +106,22 @@ fn staged(root: &Path) -> BTreeMap<u32, Vec<(String, String)>> {
     staged
 }
 
+/// Files by how many tests of them stage it: what docs/proof.md has.
+fn files(tests: &[(String, String)]) -> String {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for (_, file) in tests {
+        *counts.entry(file).or_default() += 1;
+    }
+    let files: Vec<String> = counts.iter().map(|(file, count)| format!("`{file}` ({count})")).collect();
+    files.join("<br>")
+}
+
 #[test]
 fn the_page_of_incidents_names_the_tests_that_there_are() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap();
     let staged = staged(&root);
     let mut page = format!("{HEAD}\n| # | what happened | staged by |\n|---|---|---|\n");
+    let mut table = "| # | what happened | staged in |\n|---|---|---|\n".to_owned();
     for (number, what) in INCIDENTS {
         let cannot = CANNOT_BE_STAGED.iter().find(|(known, _)| *known == number);
         let tests = match (staged.get(&number), cannot) {
@@ -121,7 +134,10 @@ fn the_page_of_incidents_names_the_tests_that_there_are() {
             (None, None) => panic!("no test has incident_{number}_ in its name: {what}"),
         };
         writeln!(page, "| {number} | {what} | {tests} |").unwrap();
+        let place = staged.get(&number).map_or(tests, |tests| files(tests));
+        writeln!(table, "| {number} | {what} | {place} |").unwrap();
     }
+    page::has("incidents", &table);
     assert!(staged.keys().all(|number| INCIDENTS.iter().any(|(known, _)| known == number)), "{:?}", staged.keys());
     let file = root.join("docs/incidents.md");
     if std::env::var_os("UPDATE").is_some() {

@@ -8,14 +8,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use place::{LONG, Place, by, paused, persistent, place, place_ticking, place_with, request};
-use viv_chaos::Damage;
-use viv_core::lifecycle::{EntryKind, Phase, PhaseName, Sandbox, Status};
+use place::{LONG, Place, by, paused, persistent, place, place_ordered, place_ticking, place_with, request};
+use viv_chaos::{Damage, Order, Orders, Trouble, Turn};
+use viv_core::lifecycle::{EntryKind, FreezeStep, Phase, PhaseName, Sandbox, Status};
 use viv_core::spec::{Policy, Project};
-use viv_core::{FencingToken, Generation, OperationId, SandboxId};
+use viv_core::{EndCause, FencingToken, Generation, OperationId, SandboxId};
 use viv_engine::{CreateRequest, EngineError, Failpoint, NewSnapshot, RollbackRequest, Which};
 use viv_provider::{DeadlineChange, InstanceRef, InstanceSpec, InstanceState, Mutation, PageRequest, Provider};
-use viv_store::{Change, ListQuery, Store};
+use viv_store::{Change, JournalLine, ListQuery, Store};
 
 /// Named, and with an end in ten seconds.
 fn web() -> CreateRequest {
@@ -325,4 +325,162 @@ fn incident_37_reading_resumes_nothing() {
 
 async fn versions(place: &Place, of: [&SandboxId; 2]) -> [u64; 2] {
     [place.record(of[0]).await.version, place.record(of[1]).await.version]
+}
+
+/// What ends the first generation is slow: the sandbox is resumed long before it arrives, once under the token of then and
+/// once under that of now.
+#[test]
+fn incident_10_a_clean_up_that_comes_late_does_not_touch_the_resumed_one() {
+    paused(async {
+        let orders = Arc::new(Orders::new(LONG, || {}));
+        let place = place_ordered(500, &orders, |_| {}).await;
+        let id = place.made(persistent()).await;
+        let tokens = async || -> Vec<FencingToken> {
+            place.store.leases(&id).await.unwrap().into_iter().map(|lease| lease.token).collect()
+        };
+        let mut all = tokens().await;
+        assert!(!all.is_empty(), "who runs is held");
+        orders.give(Order { call: "destroy".to_owned(), turn: Turn::Trouble(Trouble::Late), times: 1 });
+        place.engine.hibernate(&id, by()).await.unwrap();
+        assert_eq!(place.engine.wait_settled(&id, 20 * LONG).await.unwrap().status, Status::Hibernated);
+        assert_eq!(orders.carried_out(), 1, "it took its time");
+        place.engine.ensure(&id, EntryKind::Ensure, by()).await.unwrap();
+        let view = place.engine.wait_ready(&id, LONG).await.unwrap();
+        assert_eq!((view.status, view.sandbox.generation), (Status::Ready, Generation(2)));
+        all.extend(tokens().await);
+        for token in all {
+            let operation = OperationId::from_bytes([9; 16]);
+            let late = Mutation { operation, generation: Generation(1), token, budget_ms: 1_000 };
+            let answer = place.provider.truth().destroy(&late, &id).await;
+            assert!(answer.is_err(), "it names a generation that is over: {answer:?}");
+        }
+        for _ in 0..10 {
+            place.engine.reconcile();
+            tokio::time::sleep(LONG).await;
+        }
+        let view = place.engine.verify(&id).await.unwrap();
+        assert_eq!((view.status, view.sandbox.generation), (Status::Ready, Generation(2)));
+        assert_eq!(instances(&place).await, [id]);
+    });
+}
+
+/// By whoever has a handle of before, while it is being ended, when it is gone, and at the next daemon.
+#[test]
+fn incident_22_an_extension_brings_back_nothing_that_has_expired() {
+    paused(async {
+        let place = place().await;
+        let id = place.made(web()).await;
+        let which = Which::Id(id.clone());
+        let handle = place.engine.work_in(&Project::default(), &which, None).await.unwrap();
+        let extend = async |handle: &_| {
+            let longer = place.engine.extend(handle, DeadlineChange::AtLeastMs(90_000_000), &by()).await;
+            assert!(longer.is_err(), "it was extended: {longer:?}");
+        };
+        // What ends it takes its time, so that it is on its way for a while: it has no deadline any more.
+        place.provider.damage(&id, Some(Damage::Denied));
+        tokio::time::sleep(LONG).await;
+        assert_eq!(place.record(&id).await.phase.name(), PhaseName::Stopping);
+        assert!(place.lines(&id).await.iter().any(|line| line.line.cause.as_deref() == Some("expired")));
+        extend(&handle).await;
+        for kind in [EntryKind::Ensure, EntryKind::Task, EntryKind::Gateway, EntryKind::Schedule] {
+            let entered = place.engine.ensure(&id, kind, by()).await;
+            assert!(matches!(entered, Err(EngineError::Gone { .. })), "{kind:?}: {entered:?}");
+        }
+        place.provider.damage(&id, None);
+        assert!(place.engine.wait_settled(&id, 20 * LONG).await.unwrap().sandbox.is_over());
+        extend(&handle).await;
+        drop(handle);
+        let place = place.restart().await;
+        let led = place.engine.work_in(&Project::default(), &which, None).await;
+        assert!(matches!(led, Err(EngineError::Gone { .. })), "{led:?}");
+        tokio::time::sleep(20 * LONG).await;
+        let record = place.record(&id).await;
+        assert_eq!((record.phase, record.generation), (Phase::Stopped, Generation(1)));
+        assert_eq!(instances(&place).await, []);
+    });
+}
+
+/// Frozen and saved by a provider that does not answer: neither is under way for ever, and the record says how it is.
+#[test]
+fn incident_24_what_is_being_paused_is_paused_or_runs_on() {
+    paused(async {
+        let place = place().await;
+        let (frozen, saved) = (place.made(persistent()).await, place.made(persistent()).await);
+        place.provider.set_silent(true);
+        place.engine.freeze(&frozen, by()).await.unwrap();
+        place.engine.hibernate(&saved, by()).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let is_under_way = |record: &Sandbox| matches!(record.phase, Phase::Frozen { step: FreezeStep::Freeze { .. } });
+        assert!(is_under_way(&place.record(&frozen).await));
+        tokio::time::sleep(20 * LONG).await;
+        let record = place.record(&frozen).await;
+        assert!(!is_under_way(&record), "it is given up: {record:?}");
+        assert_eq!(place.status(&saved).await, Status::SaveFailed, "and that it is not saved is said");
+        place.provider.set_silent(false);
+        // Nobody asks for anything.
+        tokio::time::sleep(20 * LONG).await;
+        assert_eq!(place.status(&saved).await, Status::Hibernated, "{:?}", place.record(&saved).await);
+        let record = place.record(&frozen).await;
+        assert_eq!(record.generation, Generation(1), "what was to be frozen is what it was");
+        let entered = place.engine.ensure(&frozen, EntryKind::Ensure, by()).await.unwrap();
+        assert_eq!(entered.sandbox.generation, Generation(1), "{record:?}");
+        assert_eq!(place.engine.wait_ready(&frozen, LONG).await.unwrap().sandbox.generation, Generation(1));
+    });
+}
+
+/// Its agent is silent for long, and answers again: the same one is ready, and nobody had to mend anything.
+#[test]
+fn incident_28_what_is_well_again_is_not_called_an_error() {
+    paused(async {
+        let place = place().await;
+        let id = place.ready(86_400_000).await;
+        place.provider.damage(&id, Some(Damage::Hangs));
+        for _ in 0..20 {
+            // Somebody looks, or nobody would know.
+            let _ = place.engine.verify(&id).await;
+            tokio::time::sleep(LONG).await;
+        }
+        assert_eq!(place.status(&id).await, Status::Lost, "{:?}", place.record(&id).await);
+        let mutations = place.provider.mutations();
+        place.provider.damage(&id, None);
+        for _ in 0..5 {
+            place.engine.reconcile();
+            tokio::time::sleep(LONG).await;
+        }
+        let view = place.engine.verify(&id).await.unwrap();
+        assert_eq!((view.status, view.sandbox.generation), (Status::Ready, Generation(1)), "{:?}", view.sandbox);
+        assert_eq!(place.provider.mutations(), mutations, "it was looked at, and nothing was made or ended");
+    });
+}
+
+/// It runs out of memory behind everybody's back: what comes after is another generation, and that it is is told to all.
+#[test]
+fn incident_32_what_takes_the_place_of_another_says_so() {
+    paused(async {
+        let place = place().await;
+        let id = place.made(persistent()).await;
+        let which = Which::Id(id.clone());
+        let handle = place.engine.work_in(&Project::default(), &which, None).await.unwrap();
+        assert!(place.provider.truth().crash(&id, EndCause::OomKilled));
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let lost = place.record(&id).await;
+        assert_eq!((lost.phase.name(), lost.generation), (PhaseName::Lost, Generation(1)));
+        assert_eq!(lost.cause.cause.code(), "oom_killed");
+        place.engine.ensure(&id, EntryKind::Ensure, by()).await.unwrap();
+        let view = place.engine.wait_ready(&id, LONG).await.unwrap();
+        assert_eq!((view.status, view.sandbox.generation), (Status::Ready, Generation(2)));
+        // Who goes on with what was, is told that it is another one; without a word of it he is not led there.
+        let old = place.engine.work_in(&Project::default(), &which, Some(Generation(1))).await;
+        assert!(matches!(old, Err(EngineError::StaleHandle { .. })), "{old:?}");
+        assert!(handle.dial(80).await.is_err(), "and a handle of before reaches nothing");
+        let lines = place.lines(&id).await;
+        let ready = |generation| {
+            let is_it = |line: &&JournalLine| line.line.to == Some(PhaseName::Ready);
+            let at = lines.iter().find(|line| is_it(line) && line.line.generation == Some(Generation(generation)));
+            at.expect("it was ready").cursor
+        };
+        let between = lines.iter().filter(|line| line.cursor > ready(1) && line.cursor < ready(2));
+        let to: Vec<PhaseName> = between.filter_map(|line| line.line.to).collect();
+        assert_eq!(to.first(), Some(&PhaseName::Lost), "ready is left first: {to:?}");
+    });
 }

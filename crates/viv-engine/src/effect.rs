@@ -11,7 +11,8 @@ use viv_core::lifecycle::{
 use viv_core::planted::{Planted, is_planted};
 use viv_core::{Generation, SnapshotId};
 use viv_provider::{
-    InstanceRef, InstanceSpec, InstanceState, Mutation, Observation, ObservedVia, ProviderError, Recall, SaveRequest,
+    InstanceRef, InstanceSpec, InstanceState, Integrity, Mutation, Observation, ObservedVia, ProviderError, Recall,
+    SaveRequest,
 };
 use viv_store::LeaseKind;
 
@@ -112,8 +113,12 @@ impl Inner {
                 return Ok(None);
             }
             // Whatever is in the way of its memory is not in the way of its files. Only who could not be asked is asked
-            // again.
+            // again; and who did not answer may have done it all the same.
             Err(error) if request.memory && !is_unheard(&error) => {
+                if let Some(saved) = self.saved_unanswered(record, request, &error).await {
+                    self.savers.noted(&saved);
+                    return Ok(Some(Outcome::Saved));
+                }
                 let frozen = self.is_still_frozen(record, mutation.generation, &error).await;
                 Outcome::MemoryNotSaved { why: in_words(&error), frozen }
             }
@@ -123,6 +128,22 @@ impl Inner {
             }
             Err(error) => failed(error),
         }))
+    }
+
+    /// What was saved with its memory, and not answered in time (P4). Asked for again without memory, it would be found as
+    /// done, and what it holds of what ran would be wasted.
+    async fn saved_unanswered(
+        &self,
+        record: &Sandbox,
+        request: &SaveRequest,
+        error: &ProviderError,
+    ) -> Option<viv_provider::Snapshot> {
+        if !matches!(error, ProviderError::TimedOut { .. }) {
+            return None;
+        }
+        let seen = self.call(&record.id, self.config.budgets.call, self.provider.snapshot(&request.snapshot)).await;
+        let seen = seen.ok().filter(|seen| seen.snapshot.memory && seen.integrity != Integrity::Damaged)?;
+        Some(seen.snapshot)
     }
 
     /// Whether an instance whose memory could not be saved was seen frozen after that. Who did not answer in time may be

@@ -40,6 +40,9 @@ pub const TARGETS: &[Target] = &[
     ("record", record),
     ("spans", spans),
     ("cursors", cursors),
+    ("challenges", challenges),
+    ("snapshot_file", snapshot_file),
+    ("page_list", page_list),
 ];
 
 /// Headers of the agent's frames, and of chunks of output.
@@ -201,6 +204,59 @@ pub fn cursors(data: &[u8]) {
         let _ = store.list(&ListQuery { after: after.clone(), limit: 10, ..ListQuery::default() }).await;
         let _ = store.snapshots(&SnapshotQuery { after, limit: 10, ..SnapshotQuery::default() }).await;
     });
+}
+
+/// How registries ask who somebody is (`WWW-Authenticate`): what was read, written with quotes, is read as the same.
+pub fn challenges(data: &[u8]) {
+    let Ok(header) = std::str::from_utf8(data) else { return };
+    let read = viv_image::challenges(header);
+    let quoted = |text: &str| text.replace('\\', "\\\\").replace('"', "\\\"");
+    let written: Vec<String> = read
+        .iter()
+        .map(|(scheme, parameters)| {
+            let all = parameters.iter().map(|(name, value)| format!("{name}=\"{}\"", quoted(value)));
+            format!("{scheme} {}", all.collect::<Vec<_>>().join(","))
+        })
+        .collect();
+    assert_eq!(viv_image::challenges(&written.join(", ")), read, "{header:?}");
+}
+
+/// Exported snapshots, which users bring along: packed, and what is packed. Nothing is made or changed anywhere else, and
+/// what is taken has its layers in folders.
+pub fn snapshot_file(data: &[u8]) {
+    const SENTINEL: &str = "sentinel";
+    // A fuzzer does not learn how to pack.
+    let packed = zstd::encode_all(data, 1);
+    let Ok(packed) = packed else { panic!("it cannot be packed") };
+    let bounds = Bounds { entries_max: 200, bytes_max: 1 << 20, file_bytes_max: 1 << 20, depth_max: 20 };
+    for content in [data, packed.as_slice()] {
+        let folder = scratch();
+        let (file, place) = (folder.path().join("file"), folder.path().join("place"));
+        let made = fs::create_dir(&place).and_then(|()| fs::write(&file, content));
+        assert!(made.and_then(|()| fs::write(folder.path().join(SENTINEL), SENTINEL)).is_ok(), "no folder to work in");
+        let taken = viv_sandbox::fuzzing::exported_snapshot(&file, &place, &bounds);
+        assert!(taken.is_none() || place.join("layers").is_dir(), "{taken:?} layers, and no folder of them");
+        let mut beside: Vec<_> = entries(folder.path());
+        beside.sort();
+        assert_eq!(beside, ["file", "place", SENTINEL], "something was made outside");
+        let kept = fs::read(folder.path().join(SENTINEL));
+        assert_eq!(kept.ok().as_deref(), Some(SENTINEL.as_bytes()), "something was written outside");
+        assert_eq!(fs::read(&file).ok().as_deref(), Some(content), "the file itself was written");
+    }
+}
+
+/// Lists of pages, as CRIU writes them: in order, without overlap, and one after the other in their file.
+pub fn page_list(data: &[u8]) {
+    let Some(rows) = viv_sandbox::fuzzing::page_list(data) else { return };
+    let (mut address, mut at) = (0, 0);
+    for (begins, place, count) in rows {
+        assert!(begins >= address, "pages at {begins} overlap those before {address}");
+        assert_eq!(place, at, "where the pages of {begins} are");
+        let (Some(ends), Some(next)) = (begins.checked_add(count), place.checked_add(count)) else {
+            panic!("{count} pages at {begins} end nowhere")
+        };
+        (address, at) = (ends, next);
+    }
 }
 
 /// What was read is written so that it is read as the same.

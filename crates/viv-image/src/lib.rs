@@ -47,5 +47,7 @@ pub use image::{Image, LayerDescriptor};
 pub use layer::{LayerError, VerifiedLayer, open_layer};
 pub use platform::Platform;
 pub use reference::{Reference, ReferenceError};
+#[doc(hidden)]
+pub use registry::challenges;
 pub use registry::{Credential, Credentials, CredentialsError, Options, Phase, Progress, Registry, RegistryError};
 pub use write::{LayerWriter, OutgoingImage, WriteError, write_archive, write_layout};

@@ -29,6 +29,8 @@ pub mod cgroup;
 pub mod checkpoint;
 mod durable;
 mod fence;
+#[doc(hidden)]
+pub mod fuzzing;
 mod hardening;
 mod ids;
 mod layout;

@@ -32,6 +32,25 @@ fn p5_of_every_kind_of_fault_nothing_acknowledged_is_lost_and_nothing_is_left() 
     assert!(told.iter().all(|one| one["healthy_after_ms"].is_u64()), "{told:#?}");
 }
 
+/// What `make soak` bounds itself by.
+#[test]
+fn p5_a_bound_in_minutes_ends_it_and_nothing_is_left() {
+    let _ours = House::new();
+    let mut command = std::process::Command::new(VIV);
+    command.args(["chaos", "--sessions", "1000000", "--minutes", "0.02", "--at-once", "1", "--json"]);
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let verdict: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    assert!(output.status.success(), "{verdict:#}");
+    let sessions = verdict["sessions"].as_u64().unwrap();
+    assert!((1..1_000).contains(&sessions), "{verdict:#}");
+    assert_eq!(verdict["leaked"], Value::Array(vec![]), "{verdict}");
+    for wrong in ["-1", "soon", "NaN"] {
+        let refused = std::process::Command::new(VIV).args(["chaos", "--minutes", wrong]).output().unwrap();
+        assert_eq!(refused.status.code(), Some(2), "{wrong}");
+    }
+}
+
 #[test]
 fn p5_chaos_is_loud_and_only_on_a_folder_of_its_own() {
     let house = House::new();

@@ -1,17 +1,19 @@
 //! Chaos as a seed draws it, on the real daemon: nobody orders it, and whatever was acknowledged meanwhile is there when
-//! it is over (P5).
+//! it is over (P5). A daemon that killed itself is followed by another.
 #![allow(missing_docs, reason = "tests")]
 
 mod support;
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use support::daemon::PATIENCE;
-use support::restart::{Daemon, House, all};
+use support::restart::{House, all};
 use support::{eventually_within, fresh_bytes, hex};
 use viv_api::bound::{IdempotencyKey, Path, WaitMs};
 use viv_api::client::{Change, Client};
@@ -28,11 +30,12 @@ const AGENTS: u64 = 3;
 /// What has to be acknowledged to each before it is enough.
 const FILES_MIN: usize = 6;
 
-/// For so long at least; longer until there is enough to be lost, and somebody was hurt.
+/// For so long at least; longer until there is enough to be lost, somebody was hurt, an old handle was used, and a daemon
+/// has died.
 const AT_LEAST: Duration = Duration::from_secs(10);
 
-/// And never longer.
-const AT_MOST: Duration = Duration::from_secs(90);
+/// And never longer. Each thing comes up once in eight, every five seconds, unless the daemon dies before.
+const AT_MOST: Duration = Duration::from_secs(180);
 
 /// Between two things that an agent does.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -56,13 +59,14 @@ fn key() -> IdempotencyKey {
 }
 
 /// One thing after the other until it is enough, whatever is answered: what is refused or unknown is no promise.
-fn agent(client: &Client, enough: impl Fn(&Told) -> bool) -> Told {
+fn agent(serving: &Serving, enough: impl Fn(&Told) -> bool) -> Told {
     let policy = CreatePolicy { persistent: Some(true), ..CreatePolicy::default() };
     let request = CreateSandbox { policy, wait_ms: wait(), ..CreateSandbox::default() };
     let (mut told, mut created, mut current) = (Told::default(), key(), None);
     let mut count = 0_u32;
     while !enough(&told) {
         thread::sleep(PAUSE);
+        let Some(client) = serving.client() else { continue };
         let Some(id) = current.clone() else {
             // Under the same key, it is the same sandbox however often it is asked for.
             if let Ok(made) = client.create(&request, Some(&created)) {
@@ -122,38 +126,74 @@ fn read(client: &Client, id: &SandboxId, path: &Path) -> Option<Vec<u8>> {
     Some(content)
 }
 
-/// Whether a process of a sandbox was really hurt.
-fn has_hurt(daemon: &Daemon) -> bool {
-    daemon.said().lines().any(|line| line.contains("harm") && line.contains("Some(())"))
+/// Who serves just now.
+#[derive(Default)]
+struct Serving {
+    client: Mutex<Option<Arc<Client>>>,
+    /// How many killed themselves.
+    deaths: AtomicU32,
+}
+
+impl Serving {
+    fn client(&self) -> Option<Arc<Client>> {
+        self.client.lock().unwrap().clone()
+    }
+
+    /// Starts another daemon whenever one has killed itself, and ends the last one in order.
+    fn keep(&self, house: &House, argument: &str, is_over: &AtomicBool) {
+        let mut daemon = house.spawn(&[argument], &[]);
+        let mut known = None;
+        while !is_over.load(Ordering::SeqCst) {
+            thread::sleep(PAUSE);
+            if !daemon.is_running() {
+                daemon.assert_killed();
+                self.deaths.fetch_add(1, Ordering::SeqCst);
+                daemon = house.spawn(&[argument], &[]);
+            }
+            if known != Some(daemon.pid()) && daemon.serves() {
+                *self.client.lock().unwrap() = Some(Arc::new(daemon.client()));
+                known = Some(daemon.pid());
+            }
+        }
+        daemon.signal(Signal::TERM);
+        daemon.wait();
+    }
+}
+
+/// Whether every kind of thing was done: to a sandbox, with an old handle, and to a daemon.
+fn has_all(house: &House, serving: &Serving) -> bool {
+    let said = house.said();
+    let hurt = said.lines().any(|line| line.contains("harm") && line.contains("Some(())"));
+    let refused = said.lines().any(|line| line.contains("an old handle was used") && line.contains("refused: "));
+    hurt && refused && serving.deaths.load(Ordering::SeqCst) > 0
 }
 
 #[test]
 fn p5_what_was_acknowledged_while_chaos_was_drawn_is_there_when_it_is_over() {
     let house = House::with_arguments(&["--layers", "plain", "--save-memory", "off"]);
     let seed = std::env::var("VIV_CHAOS_SEED").unwrap_or_else(|_| "1".to_owned());
-    let mut daemon = house.spawn(&[&format!("--chaos={seed}")], &[]);
-    daemon.wait_until_it_serves();
-    let (client, began) = (daemon.client(), Instant::now());
+    let (serving, began, is_over) = (Serving::default(), Instant::now(), AtomicBool::new(false));
     let told: Vec<Told> = thread::scope(|scope| {
+        let keeper = scope.spawn(|| serving.keep(&house, &format!("--chaos={seed}"), &is_over));
         let agents: Vec<_> = (0..AGENTS)
             .map(|_| {
                 scope.spawn(|| {
-                    agent(&client, |told| {
+                    agent(&serving, |told| {
                         let files: usize = told.files.values().map(BTreeMap::len).sum();
-                        let enough = files >= FILES_MIN && began.elapsed() >= AT_LEAST && has_hurt(&daemon);
+                        let enough = files >= FILES_MIN && began.elapsed() >= AT_LEAST && has_all(&house, &serving);
                         enough || began.elapsed() >= AT_MOST
                     })
                 })
             })
             .collect();
-        agents.into_iter().map(|agent| agent.join().unwrap()).collect()
+        let told = agents.into_iter().map(|agent| agent.join().unwrap()).collect();
+        is_over.store(true, Ordering::SeqCst);
+        keeper.join().unwrap();
+        told
     });
-    assert!(daemon.is_running(), "{}", daemon.said());
-    assert!(has_hurt(&daemon), "nobody was hurt: {}", daemon.said());
+    assert!(has_all(&house, &serving), "not everything happened: {}", house.said());
+    assert!(!house.said().contains("LET IN"), "an old handle was let in: {}", house.said());
     assert!(told.iter().any(|told| told.files.values().any(|files| !files.is_empty())), "nothing was acknowledged");
-    daemon.signal(Signal::TERM);
-    daemon.wait();
-    drop(daemon);
 
     // The next one is as any other.
     let daemon = house.start();

@@ -17,7 +17,7 @@ use viv_api::sandbox::{CreatePolicy, CreateSandbox, EnsureSandbox, Phase, Status
 use viv_core::Generation;
 
 /// How often it is stopped and resumed, and how many folders of a hundred files are in it: enough that layers are
-/// merged, which happens at 24 of them at the latest. `make soak` does it a hundred times with 10,000 files.
+/// merged, which happens at 24 of them at the latest. `make storms` does it a hundred times with 10,000 files.
 const SHORT: (u64, u64) = (26, 10);
 const LONG_FOLDERS: u64 = 100;
 

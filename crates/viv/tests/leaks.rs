@@ -8,8 +8,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use support::{Chance, Ground, eventually, kill, mutation, pids, sh};
@@ -111,20 +111,27 @@ async fn p8_incident_8_after_the_storm_nothing_is_left() {
     eventually("the first one is gone", || ground.processes().is_empty());
     let before = Inventory::take(&ground);
 
+    let seconds = std::env::var("VIV_LEAK_SECONDS").ok().and_then(|text| text.parse().ok());
+    let until = seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let storm = Storm::begin(ground.clone(), chance.clone());
+    let done = Arc::new(AtomicU64::new(0));
     let mut lanes = tokio::task::JoinSet::new();
     for _ in 0..AT_ONCE {
-        let (ground, chance) = (ground.clone(), chance.clone());
+        let (ground, chance, done) = (ground.clone(), chance.clone(), done.clone());
         lanes.spawn(async move {
-            for _ in 0..cycles / AT_ONCE {
+            // For so long, or so many.
+            let mut mine = 0;
+            while until.map_or(mine < cycles / AT_ONCE, |until| Instant::now() < until) {
                 cycle(&ground, &chance, true).await;
+                mine += 1;
             }
+            done.fetch_add(mine, Ordering::Relaxed);
         });
     }
     while let Some(lane) = lanes.join_next().await {
         lane.unwrap();
     }
-    let killed = storm.end();
+    let (killed, cycles) = (storm.end(), done.load(Ordering::Relaxed));
     eprintln!("{killed} processes were killed in {cycles} cycles");
     assert!(killed > cycles / 10, "that was no storm: {killed}");
 

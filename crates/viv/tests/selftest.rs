@@ -17,7 +17,7 @@ use tempfile::NamedTempFile;
 use viv_api::query::ListSandboxes;
 use viv_api::sandbox::Sandbox;
 
-/// Rounds on an undisturbed daemon; `make soak` says more.
+/// Rounds on an undisturbed daemon; `make storms` says more.
 const ROUNDS: u64 = 2;
 
 /// Rounds under a daemon that is killed.

@@ -164,6 +164,12 @@ impl Challenge {
     }
 }
 
+/// A header's challenges: schemes, each with its parameters. For fuzzing.
+#[doc(hidden)]
+pub fn challenges(header: &str) -> Vec<(String, Vec<(String, String)>)> {
+    parse_challenges(header).into_iter().map(|challenge| (challenge.scheme, challenge.parameters)).collect()
+}
+
 /// `Bearer realm="…",service="…", Basic realm="…"`: a word that is not followed by `=` begins the next challenge.
 fn parse_challenges(header: &str) -> Vec<Challenge> {
     let mut challenges: Vec<Challenge> = Vec::new();

@@ -30,6 +30,8 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+#[doc(hidden)]
+pub use auth::challenges;
 pub use credentials::{Credential, Credentials, CredentialsError};
 
 use self::auth::Authorizations;

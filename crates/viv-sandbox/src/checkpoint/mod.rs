@@ -27,7 +27,7 @@ pub(crate) mod lazy;
 pub(crate) mod mounts;
 pub(crate) mod obstacles;
 pub(crate) mod pack;
-mod pagemap;
+pub(crate) mod pagemap;
 pub mod probe;
 pub(crate) mod renumber;
 pub(crate) mod share;

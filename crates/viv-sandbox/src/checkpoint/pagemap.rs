@@ -145,6 +145,11 @@ fn parse(image: &[u8]) -> io::Result<PageMap> {
     Ok(PageMap { pages: format!("pages-{pages}.img"), rows })
 }
 
+/// The rows of a list, each as address, place and count. For fuzzing.
+pub(crate) fn rows_of(image: &[u8]) -> io::Result<Vec<(u64, u64, u64)>> {
+    Ok(parse(image)?.rows.iter().map(|row| (row.address, row.at, row.count)).collect())
+}
+
 /// A list as CRIU writes it: `(address in pages, count)`.
 #[cfg(test)]
 pub(super) fn image_of(pages: u64, rows: &[(u64, u64)]) -> Vec<u8> {

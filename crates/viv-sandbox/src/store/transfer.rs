@@ -235,15 +235,7 @@ impl Store {
         let room = self.room()?.total_bytes_max;
         let mut bounds = viv_layer::Bounds::default();
         bounds.bytes_max = bounds.bytes_max.min(room);
-        let mut stream = open(from)?;
-        viv_layer::unpack(&mut stream, place, Form::Native, &bounds)?;
-        // The checksum of the whole comes at the end; more than padding must not be there.
-        let mut rest = Vec::new();
-        stream.take(1 << 20).read_to_end(&mut rest).tried(|| format!("cannot read {}", from.display()))?;
-        if rest.iter().any(|&byte| byte != 0) {
-            return Err(StoreError::Damaged { what: format!("{} goes on after its end", from.display()) });
-        }
-        Ok(())
+        unpack_within(from, place, &bounds)
     }
 
     /// Makes a layer of an unpacked folder, if it is what the file says. It is called after its content.
@@ -325,6 +317,26 @@ impl Store {
         self.write_snapshot(&record).tried(|| format!("cannot record {id}"))?;
         Ok(snapshot)
     }
+}
+
+fn unpack_within(from: &Path, place: &Path, bounds: &viv_layer::Bounds) -> Result<()> {
+    let mut stream = open(from)?;
+    viv_layer::unpack(&mut stream, place, Form::Native, bounds)?;
+    // The checksum of the whole comes at the end; more than padding must not be there.
+    let mut rest = Vec::new();
+    stream.take(1 << 20).read_to_end(&mut rest).tried(|| format!("cannot read {}", from.display()))?;
+    if rest.iter().any(|&byte| byte != 0) {
+        return Err(StoreError::Damaged { what: format!("{} goes on after its end", from.display()) });
+    }
+    Ok(())
+}
+
+/// What an import does with a file before it looks at what is in the layers: how many it says there are. For fuzzing.
+pub(crate) fn taken_apart(from: &Path, place: &Path, bounds: &viv_layer::Bounds) -> Result<usize> {
+    let header = read_header(from)?;
+    unpack_within(from, place, bounds)?;
+    need_folder(&place.join("layers"))?;
+    Ok(header.layers.len())
 }
 
 /// A link in the place of a folder would be followed, to anywhere on this machine.

@@ -55,9 +55,9 @@ pub(crate) struct Args {
     /// How many at once, each with a daemon of its own
     #[arg(long, value_name = "N", default_value = "2")]
     at_once: NonZeroU64,
-    /// Begin no more sessions after so many minutes
-    #[arg(long, value_name = "MINUTES")]
-    minutes: Option<u64>,
+    /// Begin no more sessions after so many minutes, but for the first; also a part of one: 0.5
+    #[arg(long, value_name = "MINUTES", value_parser = minutes)]
+    minutes: Option<Duration>,
     /// Leave the data folders, to be looked at
     #[arg(long)]
     keep: bool,
@@ -92,6 +92,11 @@ struct Run {
     leaked: Mutex<Vec<String>>,
 }
 
+fn minutes(text: &str) -> Result<Duration, String> {
+    let minutes: f64 = text.parse().map_err(|error| format!("{error}"))?;
+    Duration::try_from_secs_f64(60.0 * minutes).map_err(|error| error.to_string())
+}
+
 pub(crate) fn run(args: &Args, global: &Global) -> anyhow::Result<ExitCode> {
     let began = Instant::now();
     let folder = std::env::temp_dir().join(format!("viv-chaos-{}", std::process::id()));
@@ -101,7 +106,7 @@ pub(crate) fn run(args: &Args, global: &Global) -> anyhow::Result<ExitCode> {
         next: AtomicU64::new(0),
         end: args.sessions,
         seed: args.seed,
-        until: args.minutes.map(|minutes| began + Duration::from_secs(60 * minutes)),
+        until: args.minutes.and_then(|so_long| began.checked_add(so_long)),
         json: global.json,
         told: Mutex::default(),
         leaked: Mutex::default(),
@@ -143,7 +148,8 @@ impl Run {
         let global = lane.global();
         loop {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
-            if number >= self.end || self.until.is_some_and(|until| Instant::now() >= until) {
+            let is_late = number > 0 && self.until.is_some_and(|until| Instant::now() >= until);
+            if number >= self.end || is_late {
                 break;
             }
             let (kind, fault) = fault::of_session(number, self.seed);

@@ -224,7 +224,7 @@ async fn daemon(
     say(format_args!("viv {} listens on {url}, with everything in {}", env!("CARGO_PKG_VERSION"), data.display()));
 
     if let (Some(chaos), Some(store), Some(provider)) = (chaos, &faulty_store, &faulty_provider) {
-        chaos.unleash(store, provider, &mark)?;
+        chaos.unleash(&engine, store, provider, &mark)?;
     }
     let ended = engine.clone();
     let until = async move {
