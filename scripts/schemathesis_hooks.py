@@ -30,6 +30,14 @@ def before_call(ctx, case, **kwargs):
         # What makes no sense is left as it is.
         if wait_ms is None or (type(wait_ms) is int and wait_ms > WAIT_MS_MAX):
             case.body["wait_ms"] = WAIT_MS_MAX
+    if operation == "startExecution" and "follow" in (case.query or {}) and isinstance(case.body, dict):
+        # Whoever follows a start waits for its end, and it for its place.
+        for name in ("limit_ms", "queue_ms"):
+            if type(case.body.get(name)) is int and case.body[name] > WAIT_MS_MAX:
+                case.body[name] = WAIT_MS_MAX
+        case.body.setdefault("limit_ms", WAIT_MS_MAX)
+        if case.body["limit_ms"] == "none":
+            case.body["limit_ms"] = WAIT_MS_MAX
     named = case.body.get("sandbox") if isinstance(case.body, dict) else None
     if operation == "runTask" and isinstance(named, str) and named in OURS:
         # Its end would be that of what the others are about.

@@ -284,6 +284,16 @@ impl ExecutionState {
     }
 }
 
+/// The first line of a start that is followed; its output comes after it, as lines of [`OutputLine`].
+///
+/// With its id a reader goes on where a connection broke (X2).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ExecutionStarted {
+    /// The execution as a start answers it that is not followed.
+    pub started: Box<Execution>,
+}
+
 /// One line of an execution's output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]

@@ -191,6 +191,7 @@ pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
         event::Event,
         event::EventPage,
         execution::Execution,
+        execution::ExecutionStarted,
         execution::ExecutionState,
         execution::InputTaken,
         execution::OutputLine,

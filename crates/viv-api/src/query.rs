@@ -157,6 +157,16 @@ queries! {
         /// Only those in this state.
         state: Option<ExecutionState>,
     }
+    /// How a start is answered.
+    #[derive(Default)]
+    StartQuery {
+        /// Go on with its output until it ends: the answer is `application/x-ndjson` then, and its first line says what
+        /// was started. Whoever goes away ends nothing.
+        #[serde(default)]
+        follow: bool,
+        /// The generation that is meant; another one is answered with 410 `stale_handle`.
+        generation: Option<GenerationNumber>,
+    }
     /// Which part of an output to read.
     #[derive(Default)]
     OutputQuery {

@@ -252,6 +252,35 @@ fn x2_output_goes_on_where_it_broke_off() {
 }
 
 #[test]
+fn x2_a_start_that_is_followed_goes_on_by_its_id_where_it_broke_off() {
+    let chunk = |offset: u64, text: &str| json!({"offset": offset, "stream": "stdout", "at_ms": 1, "text": text});
+    let lines = |lines: &[Value]| lines.iter().map(|line| format!("{line}\n")).collect::<String>();
+    let ndjson = "application/x-ndjson";
+    let (location, seen) = serve(vec![
+        Say { status: 201, ..broken(ndjson, lines(&[json!({"started": execution()}), chunk(0, "ab")])) },
+        ended(ndjson, lines(&[chunk(2, "c"), json!({"end": execution()})])),
+        // It broke off before it said which: whoever asked does not know, and is told so.
+        Say { status: 201, ..broken(ndjson, "") },
+        say(404, &serde_json::to_value(viv_api::ApiError::new(ErrorCode::NotFound, "m").into_body()).unwrap()),
+    ]);
+    let client = Client::locate(location).unwrap();
+    let handle = client.sandbox(name("a"));
+    let (request, key) = (StartExecution::of(["x"]).unwrap(), "once".parse().unwrap());
+    let (started, mut output) = handle.start_and_follow(&request, Some(&key)).unwrap();
+    assert_eq!(started.id.to_string(), "exe_1");
+    let told: Vec<_> = output.by_ref().map(Result::unwrap).collect();
+    assert_eq!(output.offset(), 3);
+    assert!(matches!(&told[..], [OutputLine::Chunk(_), OutputLine::Chunk(_), OutputLine::End(_)]), "{told:?}");
+    assert!(matches!(handle.start_and_follow(&request, None), Err(ClientError::Transport { .. })));
+    let refused = handle.start_and_follow(&request, None).map(|(started, _)| started);
+    assert_eq!(refused.unwrap_err().code(), Some(ErrorCode::NotFound));
+    let asked: Vec<Seen> = seen.iter().collect();
+    assert_eq!(asked[0].line, "POST /v1/sandboxes/a/executions?follow=true HTTP/1.1");
+    assert_eq!((asked[0].header("accept"), asked[0].header("idempotency-key")), (Some(ndjson), Some("once")));
+    assert_eq!(asked[1].line, "GET /v1/sandboxes/a/executions/exe_1/output?follow=true&offset=2 HTTP/1.1");
+}
+
+#[test]
 fn x2_what_will_not_pass_ends_the_output() {
     let gone = viv_api::ApiError::new(ErrorCode::Gone, "m").into_body();
     let (location, _seen) =

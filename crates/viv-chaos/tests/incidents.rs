@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use place::{LONG, Place, by, paused, persistent, place, place_ordered, place_ticking, place_with, request};
 use viv_chaos::{Damage, Order, Orders, Trouble, Turn};
-use viv_core::lifecycle::{EntryKind, FreezeStep, Phase, PhaseName, Sandbox, Status};
+use viv_core::lifecycle::{Cause, Desired, EntryKind, FreezeStep, Phase, PhaseName, Sandbox, Status};
 use viv_core::spec::{Policy, Project};
 use viv_core::{EndCause, FencingToken, Generation, OperationId, SandboxId};
-use viv_engine::{CreateRequest, EngineError, Failpoint, NewSnapshot, RollbackRequest, Which};
+use viv_engine::{CreateRequest, EngineError, Failpoint, Gate, GateSetting, NewSnapshot, RollbackRequest, Which};
 use viv_provider::{DeadlineChange, InstanceRef, InstanceSpec, InstanceState, Mutation, PageRequest, Provider};
 use viv_store::{Change, JournalLine, ListQuery, Store};
 
@@ -118,6 +118,112 @@ fn incident_36_what_lives_is_not_read_as_an_orphan() {
         }
         assert!(!place.lines(&id).await.iter().any(|line| line.line.kind == "orphan.collected"));
     });
+}
+
+/// No end is pushed, and no other reconciler compares anything: what is found is found by the sweep for deadlines.
+#[test]
+fn incident_17_an_end_that_nobody_heard_and_whose_alarm_was_lost_is_found_by_the_sweep() {
+    paused(async {
+        let place = place_with(|config| {
+            config.gates.replace([(Gate::PushedEnds, GateSetting::off())].into());
+            config.periods.provider_sync = Duration::from_secs(86_400);
+        })
+        .await;
+        let id = place.ready(30_000).await;
+        // Whoever the alarm wakes dies of a mistake of ours before anything was read, and nobody rings again.
+        let armed = Arc::new(AtomicBool::new(true));
+        let dies = armed.clone();
+        place.store.set_faults(Some(Box::new(move |call| {
+            assert!(call != "get" || !dies.swap(false, Ordering::SeqCst), "fails on purpose");
+            None
+        })));
+        tokio::time::sleep(Duration::from_secs(45)).await;
+        assert!(!armed.load(Ordering::SeqCst), "its alarm rang");
+        assert_eq!(place.record(&id).await.phase, Phase::Ready, "nobody knows of its end");
+        tokio::time::sleep(place.engine.config().periods.expiry + Duration::from_secs(15)).await;
+        let record = place.record(&id).await;
+        assert_eq!((record.is_over(), &record.cause.cause), (true, &Cause::Expired), "{record:?}");
+    });
+}
+
+/// A stop that is written and of which no alarm is there: whoever wrote it died before it set one, and nobody restarts.
+#[test]
+fn l3_what_is_due_and_has_no_alarm_is_found_by_the_sweep_for_what_is_stuck() {
+    paused(async {
+        let place = place_with(|config| config.periods.provider_sync = Duration::from_secs(86_400)).await;
+        let id = place.made(persistent()).await;
+        let mut record = place.record(&id).await;
+        (record.version, record.desired) = (record.version + 1, Desired::Hibernated);
+        let change = Change {
+            sandbox: record,
+            lines: Vec::new(),
+            idempotency: None,
+            quota: None,
+            unused_since_ms: None,
+            snapshots: Vec::new(),
+        };
+        place.store.commit(place.engine.epoch(), change).await.unwrap();
+        tokio::time::sleep(2 * place.engine.config().periods.stuck + LONG).await;
+        assert_eq!(place.record(&id).await.phase.name(), PhaseName::Hibernated);
+    });
+}
+
+/// A world in which the next call of this name goes wrong so, and in which sweeps come soon.
+async fn with_one_in_flight(call: &str, trouble: Trouble) -> (Place, Arc<Orders>) {
+    let orders = Arc::new(Orders::new(Duration::from_secs(86_400), || {}));
+    let place = place_ordered(50, &orders, |config| config.periods.orphan_grace = Duration::from_secs(1)).await;
+    orders.give(Order { call: call.to_owned(), turn: Turn::Trouble(trouble), times: 1 });
+    (place, orders)
+}
+
+/// It is not there yet, or it is and nobody was told: in either case the intent was there first.
+#[test]
+fn incident_30_sweeps_do_not_end_a_create_in_flight() {
+    for trouble in [Trouble::Lost, Trouble::Unanswered] {
+        paused(async move {
+            let (place, orders) = with_one_in_flight("create", trouble).await;
+            let id = place.engine.create(request()).await.unwrap().view.sandbox.id;
+            for _ in 0..8 {
+                tokio::time::sleep(Duration::from_secs(4)).await;
+                place.engine.reconcile();
+            }
+            assert_eq!((place.record(&id).await.phase.name(), orders.carried_out()), (PhaseName::Provisioning, 1));
+            let there = if trouble == Trouble::Unanswered { vec![id.clone()] } else { Vec::new() };
+            assert_eq!(instances(&place).await, there);
+            let view = place.engine.wait_ready(&id, 20 * LONG).await.unwrap();
+            assert_eq!((view.status, view.sandbox.generation), (Status::Ready, Generation(1)), "{trouble:?}");
+            assert_eq!(instances(&place).await, [id.clone()]);
+            assert!(!place.lines(&id).await.iter().any(|line| line.line.kind == "orphan.collected"));
+        });
+    }
+}
+
+/// The restore that is in flight is done at its provider and nobody was told, or it never arrived.
+#[test]
+fn incident_31_a_stop_that_was_answered_is_not_undone_by_a_restore_in_flight() {
+    for trouble in [Trouble::Lost, Trouble::Unanswered] {
+        paused(async move {
+            let (place, orders) = with_one_in_flight("restore", trouble).await;
+            let id = place.made(persistent()).await;
+            place.engine.stop(&id, by()).await.unwrap();
+            assert_eq!(place.engine.wait_settled(&id, LONG).await.unwrap().status, Status::Hibernated);
+            place.engine.ensure(&id, EntryKind::Ensure, by()).await.unwrap();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            assert_eq!((place.record(&id).await.phase.name(), orders.carried_out()), (PhaseName::Resuming, 1));
+            let there = if trouble == Trouble::Unanswered { vec![id.clone()] } else { Vec::new() };
+            assert_eq!(instances(&place).await, there);
+            let stopped = place.engine.stop(&id, by()).await.unwrap();
+            assert_eq!(stopped.sandbox.desired, Desired::Hibernated, "it is answered, and written");
+            assert_eq!(place.engine.wait_settled(&id, 20 * LONG).await.unwrap().status, Status::Hibernated);
+            // Longer than any call that was in flight.
+            tokio::time::sleep(10 * LONG).await;
+            assert_eq!(place.status(&id).await, Status::Hibernated, "{trouble:?}");
+            assert_eq!(instances(&place).await, []);
+            let went_ready =
+                place.lines(&id).await.iter().filter(|line| line.line.to == Some(PhaseName::Ready)).count();
+            assert_eq!(went_ready, 1, "it was ready once, and not when it was told to stop");
+        });
+    }
 }
 
 #[test]

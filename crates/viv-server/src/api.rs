@@ -143,15 +143,18 @@ impl Op {
 
     /// It answers with bytes, or a stream of lines or events.
     pub(crate) fn gives_stream(mut self, about: &'static str, media: &'static str) -> Self {
-        let schema = if matches!(media, viv_api::header::EVENT_STREAM | viv_api::header::NDJSON) {
-            RefOr::T(ObjectBuilder::new().schema_type(SchemaType::Type(Type::String)).into())
-        } else {
-            binary()
-        };
+        let schema = streamed(media);
         match self.good.iter_mut().find(|(status, ..)| *status == 200) {
             Some((_, _, contents)) => contents.push((media, schema)),
             None => self.good.push((200, about, vec![(media, schema)])),
         }
+        self
+    }
+
+    /// It answers with the same status by a stream, for who asks for one.
+    pub(crate) fn or_streams(mut self, media: &'static str) -> Self {
+        let (.., contents) = self.good.last_mut().expect("it answers somehow without a stream");
+        contents.push((media, streamed(media)));
         self
     }
 
@@ -203,6 +206,15 @@ impl Op {
             operation = operation.response(status.to_string(), response.build());
         }
         operation
+    }
+}
+
+/// Lines and events are text, and everything else is bytes.
+fn streamed(media: &str) -> RefOr<Schema> {
+    if matches!(media, viv_api::header::EVENT_STREAM | viv_api::header::NDJSON) {
+        RefOr::T(ObjectBuilder::new().schema_type(SchemaType::Type(Type::String)).into())
+    } else {
+        binary()
     }
 }
 

@@ -207,6 +207,11 @@ pub(crate) async fn found(state: &ServerState, caller: &Caller, named: &SandboxR
 }
 
 impl Target {
+    /// The same caller, about this sandbox by its id: whichever generation of it there is.
+    pub(crate) fn of(self, sandbox: SandboxId) -> Self {
+        Self { which: Which::Id(sandbox), generation: None, ..self }
+    }
+
     /// The generation that is meant, by the query or the header. When the two differ, one of them is stale.
     pub(crate) async fn generation(
         &self,

@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -709,6 +709,49 @@ fn what_does_not_get_done_in_time_is_said_and_goes_on() {
         assert_eq!(daemon.say(wrong).status.code(), Some(2), "{wrong:?}");
     }
     assert_eq!(daemon.seen().len(), before);
+}
+
+#[test]
+fn progress_turns_on_a_terminal_while_it_lasts_and_is_said_once_elsewhere() {
+    // Nothing is stopped before the test has seen what is said meanwhile.
+    let (allow, allowed) = mpsc::channel::<()>();
+    let allowed = Mutex::new(allowed);
+    let daemon = Daemon::new(move |seen| {
+        seen.is("POST", "/v1/sandboxes/box/stop").then(|| {
+            allowed.lock().unwrap().recv_timeout(PATIENCE).unwrap();
+            Say::Json(200, sandbox("stopped"))
+        })
+    });
+    let answer = format!("{SANDBOX}  stopped");
+    let mut terminal = Command::new("script");
+    terminal.args(["-qec", &format!("{VIV} stop box"), "/dev/null"]);
+    terminal.env("VIV_URL", &daemon.url).env("VIV_KEY", "k").env_remove("VIV_DATA");
+    let mut terminal = terminal.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut screen = terminal.stdout.take().unwrap();
+    let mut told = String::new();
+    while told.matches("stopping box (").count() < 2 {
+        let mut piece = [0; 256];
+        let read = screen.read(&mut piece).unwrap();
+        assert!(read > 0, "it ended and had not said twice that it waits: {told:?}");
+        told.push_str(std::str::from_utf8(&piece[..read]).unwrap());
+    }
+    allow.send(()).unwrap();
+    screen.read_to_string(&mut told).unwrap();
+    assert!(terminal.wait().unwrap().success(), "{told:?}");
+    assert!(["| stopping box (", "/ stopping box ("].iter().all(|turn| told.contains(turn)), "it turns: {told:?}");
+    let (_, after) = told.rsplit_once("\r\x1b[K").expect("the line is cleared");
+    assert_eq!(after.trim_end(), answer, "the word is taken back before the answer");
+
+    let mut command = daemon.viv();
+    let mut piped = command.args(["stop", "box"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut errors = BufReader::new(piped.stderr.take().unwrap());
+    let mut said = String::new();
+    errors.read_line(&mut said).unwrap();
+    allow.send(()).unwrap();
+    errors.read_to_string(&mut said).unwrap();
+    assert_eq!(said, "stopping box …\n", "once, and nothing that moves");
+    let output = piped.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), stdout(&output)), (Some(0), answer + "\n"), "standard output is data");
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod support;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{BufRead, BufReader, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,10 +18,13 @@ use rustix::process::Signal;
 use support::daemon::{Daemon, PATIENCE};
 use support::restart::House;
 use support::{eventually_within, kill, viv_binary};
-use viv_api::bound::{EventKind, KeyName};
+use viv_api::ErrorCode;
+use viv_api::bound::{EventKind, KeyName, WaitMs};
+use viv_api::client::{Client, ClientError, Location};
 use viv_api::daemon::Gate;
 use viv_api::key::{CreateKey, Scope};
 use viv_api::query::{ListEvents, ListSandboxes};
+use viv_api::sandbox::{CreateSandbox, Status};
 use viv_store::{ListQuery, SqliteStore, Store};
 
 /// Where the README and this project are.
@@ -56,12 +60,62 @@ fn json(daemon: &Daemon, args: &[&str]) -> serde_json::Value {
     serde_json::from_str(&said).unwrap_or_else(|error| panic!("{args:?}: {error}: {said}"))
 }
 
-/// The lines that the README tells a newcomer to copy.
+/// The lines that the README tells a newcomer to copy who has a daemon, block by block.
 fn lines_of_readme() -> Vec<String> {
     let readme = fs::read_to_string(project().join("README.md")).unwrap();
     let part = readme.split_once("## Using it").expect("the part about using it").1;
-    let block = part.split_once("```sh\n").unwrap().1.split_once("```").unwrap().0;
-    block.lines().filter(|line| !line.trim().is_empty()).map(str::to_owned).collect()
+    let blocks: Vec<&str> = part.split("```sh\n").skip(1).map(|block| block.split_once("```").unwrap().0).collect();
+    assert_eq!(blocks.len(), 2, "what there is besides needs a test: {blocks:?}");
+    blocks.iter().flat_map(|block| block.lines()).filter(|line| !line.trim().is_empty()).map(str::to_owned).collect()
+}
+
+/// Where a daemon says that it listens.
+fn url(daemon: &Daemon) -> String {
+    let told: serde_json::Value = serde_json::from_slice(&fs::read(daemon.data.join("daemon.json")).unwrap()).unwrap();
+    told["url"].as_str().unwrap().to_owned()
+}
+
+/// A daemon that listens beyond loopback, met by an address of loopback. That it wants a key is no setting: it makes one
+/// before it listens, and again when it is gone.
+#[test]
+fn s3_beyond_loopback_nothing_goes_without_a_key_and_the_command_line_finds_its_own() {
+    let mut daemon = Daemon::start_with(&["--layers", "plain", "--listen", "0.0.0.0:0"]);
+    let told = url(&daemon);
+    let port = told.strip_prefix("http://0.0.0.0:").expect("it listens for everybody").to_owned();
+    let near = format!("http://127.0.0.1:{port}");
+    let with = |key: Option<&str>| {
+        let location = Location::new(near.clone());
+        let client = Client::locate(key.map_or(location.clone(), |key| location.key(key))).unwrap();
+        client.create(&CreateSandbox { wait_ms: Some(WaitMs::nearest(0)), ..CreateSandbox::default() }, None)
+    };
+    for key in [None, Some("viv_wrong")] {
+        let refused = with(key).unwrap_err();
+        assert!(matches!(&refused, ClientError::Api { status: 401, .. }), "{key:?}: {refused:?}");
+        assert_eq!(refused.code(), Some(ErrorCode::Unauthenticated));
+    }
+    assert_eq!(say(&daemon, &["--json", "ps"]), "", "and nothing was made");
+    let file = daemon.data.join("key");
+    let mode = || fs::metadata(&file).unwrap().permissions().mode() & 0o7777;
+    assert_eq!(mode(), 0o600, "for its owner alone");
+    let key = fs::read_to_string(&file).unwrap();
+    let made = with(Some(key.trim())).unwrap().into_sandbox();
+    daemon.wait_for(&made.id, "it is ready", |seen| seen.status == Status::Ready);
+    // By its data folder, and by an address that is on this machine; whoever names another one is shown no key.
+    assert_eq!(say(&daemon, &["exec", made.id.as_str(), "--", "echo", "found"]), "found\n");
+    let named = |url: &str| daemon.viv().args(["--json", "ps"]).env("VIV_URL", url).output().unwrap();
+    let listed = named(&near);
+    assert!(listed.status.success() && text(&listed.stdout).contains(made.id.as_str()), "{listed:?}");
+    let refused = named(&told);
+    assert!(!refused.status.success() && refused.stdout.is_empty(), "{refused:?}");
+
+    // A key that was lost is not a daemon without one.
+    daemon.end();
+    fs::remove_file(&file).unwrap();
+    daemon.restart();
+    let fresh = fs::read_to_string(&file).unwrap();
+    assert!(mode() == 0o600 && fresh.len() == key.len() && fresh != key);
+    daemon.remove(&made.id);
+    daemon.assert_nothing_left();
 }
 
 /// Beside what a line says: that it is over, and how.
@@ -74,7 +128,11 @@ fn the_lines_of_the_readme_work_as_they_stand() {
     assert!(lines.len() > 10 && lines[0] == "alias viv=target/release/viv", "{lines:?}");
     let mut script = "shopt -s expand_aliases\n".to_owned();
     for line in &lines {
-        let line = line.replace("target/release/viv", &viv_binary().display().to_string());
+        // Where a daemon is that `make up` started, and where this one is.
+        let line = line
+            .replace("target/release/viv", &viv_binary().display().to_string())
+            .replace("/var/lib/viv", &daemon.data.display().to_string())
+            .replace("127.0.0.1:7711", url(&daemon).strip_prefix("http://").unwrap());
         write!(script, "{line}\necho \"{MARK} $?\"\n").unwrap();
     }
     let folder = tempfile::tempdir().unwrap();
@@ -105,6 +163,9 @@ fn the_lines_of_the_readme_work_as_they_stand() {
     assert!(of("viv show --verify")[0].contains("ready"));
     assert!(of("viv timeline")[0].lines().count() >= 2);
     assert_eq!(of("viv fork")[0].matches("sbx_").count(), 3);
+    // What is left by now is what was forked, and whoever has the key is told so.
+    let listed: serde_json::Value = serde_json::from_str(of("curl -s")[0]).unwrap();
+    assert_eq!(listed["items"].as_array().unwrap().len(), 3, "{listed}");
     for left in daemon.client().list_all(ListSandboxes::default()) {
         daemon.remove(&left.unwrap().id);
     }

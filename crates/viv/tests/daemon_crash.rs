@@ -3,13 +3,19 @@
 
 mod support;
 
+use std::io::Read as _;
+
 use rustix::process::Signal;
 use support::restart::{House, all, create, settled, shim_pid};
 use support::{eventually, fresh_bytes, hex, kill};
-use viv_api::bound::IdempotencyKey;
+use viv_api::ErrorCode;
+use viv_api::bound::{IdempotencyKey, Path};
 use viv_api::client::Client;
 use viv_api::execution::StartExecution;
-use viv_api::sandbox::{CreateSandbox, Desired, EnsureSandbox, Phase, Sandbox, Status, StopSandbox};
+use viv_api::query::ReadFile;
+use viv_api::sandbox::{
+    CreatePolicy, CreateSandbox, Desired, EnsureSandbox, Phase, RestSandbox, Sandbox, Status, StopSandbox,
+};
 use viv_core::SandboxId;
 
 /// All that a crash must not change.
@@ -27,6 +33,8 @@ struct End {
     processes: usize,
     /// Commands that ran in it: exit codes.
     executions: Vec<Option<i32>>,
+    /// What one of them wrote, where it can be read.
+    file: Option<String>,
     /// Records that are there and not deleted.
     records: usize,
 }
@@ -38,6 +46,10 @@ impl End {
         let executions = match seen.phase {
             Phase::Ready => client.sandbox(sandbox).executions_all().map(|one| one.unwrap().exit_code).collect(),
             _ => Vec::new(),
+        };
+        let file = match seen.phase {
+            Phase::Ready => content(client, sandbox),
+            _ => None,
         };
         // Whoever was killed in the middle leaves a helper that ends by itself, and what ends is gone a moment later.
         let (mut processes, per_instance) = (0, 3);
@@ -56,6 +68,7 @@ impl End {
             instances: instances.iter().map(|one| (one.instance.generation.0, one.state.to_string())).collect(),
             processes,
             executions,
+            file,
             records: all(client).len(),
         }
     }
@@ -65,10 +78,37 @@ fn fresh_key() -> IdempotencyKey {
     IdempotencyKey::new(hex(&fresh_bytes())).unwrap()
 }
 
+/// What a command leaves in a sandbox.
+const FILE: &str = "/workspace/kept";
+
+fn content(client: &Client, sandbox: &SandboxId) -> Option<String> {
+    let read = ReadFile { path: Path::new(FILE).unwrap(), offset: None, length: None, generation: None };
+    let mut file = match client.sandbox(sandbox).read_file(&read) {
+        Ok(file) => file,
+        Err(error) if error.code() == Some(ErrorCode::NotFound) => return None,
+        Err(error) => panic!("{error:?}"),
+    };
+    let mut text = String::new();
+    file.read_to_string(&mut text).unwrap();
+    Some(text)
+}
+
 /// A sandbox in which one command ran.
 fn used(client: &Client) -> Sandbox {
-    let sandbox = create(client);
-    let run = client.sandbox(&sandbox.id).start(&StartExecution::of(["sh", "-c", "exit 3"]).unwrap(), None).unwrap();
+    run_in(client, create(client))
+}
+
+/// One that is saved when it stops, in which one command ran.
+fn kept(client: &Client) -> Sandbox {
+    let policy = CreatePolicy { persistent: Some(true), ..CreatePolicy::default() };
+    let made = client.create(&CreateSandbox { policy, ..CreateSandbox::default() }, None).unwrap().into_sandbox();
+    assert_eq!((made.phase, made.status), (Phase::Ready, Status::Ready), "{made:?}");
+    run_in(client, made)
+}
+
+fn run_in(client: &Client, sandbox: Sandbox) -> Sandbox {
+    let script = format!("echo work > {FILE}; exit 3");
+    let run = client.sandbox(&sandbox.id).start(&StartExecution::of(["sh", "-c", &script]).unwrap(), None).unwrap();
     let handle = client.sandbox(&sandbox.id).execution(run.id);
     eventually("it ran", || handle.get().unwrap().exit_code == Some(3));
     sandbox
@@ -204,6 +244,91 @@ async fn p4_a_crash_anywhere_in_an_ensure_of_a_lost_one_ends_as_no_crash() {
     .await;
     assert_eq!((end.status, end.generation, end.records), (Status::Ready, 2, 1));
     assert_eq!(end.instances, [(2, "running".to_owned())]);
+}
+
+#[tokio::test]
+async fn p4_a_crash_anywhere_in_a_stop_of_a_persistent_one_ends_as_no_crash() {
+    let points = [
+        "stop.committed",
+        "save.before",
+        "save.after",
+        "save.recorded",
+        "clear.before",
+        "clear.after",
+        "clear.recorded",
+    ];
+    let end = same_end_after_a_crash_at(
+        &points,
+        |_, client| kept(client).id,
+        |client, sandbox| client.sandbox(sandbox).stop(&StopSandbox::default()).is_ok(),
+    )
+    .await;
+    assert_eq!((end.status, end.desired, end.generation), (Status::Hibernated, Desired::Hibernated, 1));
+    assert_eq!((end.instances, end.processes), (vec![], 0));
+}
+
+#[tokio::test]
+async fn p4_a_crash_anywhere_in_an_ensure_of_a_hibernated_one_ends_as_no_crash() {
+    let points = [
+        "ensure.committed",
+        "restore.before",
+        "restore.after",
+        "restore.recorded",
+        "probe.before",
+        "probe.after",
+        "probe.recorded",
+    ];
+    let end = same_end_after_a_crash_at(
+        &points,
+        |_, client| {
+            let sandbox = kept(client).id;
+            client.sandbox(&sandbox).stop(&StopSandbox::default()).unwrap();
+            assert_eq!(settled(client, &sandbox).phase, Phase::Hibernated);
+            sandbox
+        },
+        |client, sandbox| client.sandbox(sandbox).ensure(&EnsureSandbox::default()).is_ok(),
+    )
+    .await;
+    assert_eq!((end.status, end.generation, end.records), (Status::Ready, 2, 1));
+    assert_eq!((end.instances, end.file.as_deref()), (vec![(2, "running".to_owned())], Some("work\n")));
+}
+
+#[tokio::test]
+async fn p4_a_crash_anywhere_in_a_freeze_ends_as_no_crash() {
+    let points = ["rest.committed", "freeze.before", "freeze.after", "freeze.recorded"];
+    let end = same_end_after_a_crash_at(
+        &points,
+        |_, client| used(client).id,
+        |client, sandbox| client.sandbox(sandbox).freeze(&RestSandbox::default()).is_ok(),
+    )
+    .await;
+    assert_eq!((end.status, end.generation, end.instances), (Status::Frozen, 1, vec![(1, "frozen".to_owned())]));
+}
+
+#[tokio::test]
+async fn p4_a_crash_anywhere_in_a_thaw_ends_as_no_crash() {
+    let points = [
+        "ensure.committed",
+        "thaw.before",
+        "thaw.after",
+        "thaw.recorded",
+        "probe.before",
+        "probe.after",
+        "probe.recorded",
+    ];
+    let end = same_end_after_a_crash_at(
+        &points,
+        |_, client| {
+            let sandbox = used(client).id;
+            client.sandbox(&sandbox).freeze(&RestSandbox::default()).unwrap();
+            assert_eq!(settled(client, &sandbox).phase, Phase::Frozen);
+            sandbox
+        },
+        |client, sandbox| client.sandbox(sandbox).ensure(&EnsureSandbox::default()).is_ok(),
+    )
+    .await;
+    assert_eq!((end.status, end.generation, end.executions), (Status::Ready, 1, vec![Some(3)]));
+    assert_eq!((end.instances, end.file.as_deref()), (vec![(1, "running".to_owned())], Some("work\n")));
 }
 
 /// Daemons that each die at the next point, of what the one before had begun.

@@ -2,11 +2,13 @@
 
 use viv_core::ExecutionId;
 
-use super::http::{Call, Content};
+use super::http::{Call, Content, clip};
 use super::sandbox::pages;
-use super::{Client, Output, Result, SandboxHandle};
+use super::stream::Lines;
+use super::{Client, ClientError, Output, Result, SandboxHandle};
 use crate::bound::{IdempotencyKey, Offset, SearchText, Signal, TailLines};
-use crate::execution::{Execution, InputTaken, SendSignal, StartExecution, Terminal};
+use crate::execution::{Execution, ExecutionStarted, InputTaken, SendSignal, StartExecution, Terminal};
+use crate::header;
 use crate::page::Page;
 use crate::path::{self, fill};
 use crate::query::{self, encode};
@@ -25,7 +27,7 @@ impl Client {
     }
 }
 
-impl SandboxHandle<'_> {
+impl<'a> SandboxHandle<'a> {
     /// Starts a command. With a key, asking again starts no second one.
     pub fn start(&self, request: &StartExecution, key: Option<&IdempotencyKey>) -> Result<Execution> {
         // A sandbox that has to be woken takes as long as one that is ensured.
@@ -33,6 +35,30 @@ impl SandboxHandle<'_> {
         let mut call = self.call(if request.wake { call.waits(None) } else { call });
         call.idempotency_key = key;
         self.client.http.ask(call)
+    }
+
+    /// Starts a command and follows its output from the first byte, by one request: what was started, and an output that
+    /// takes itself up again where a connection breaks, as every other does. With a key, asking again starts no second one.
+    pub fn start_and_follow(
+        &self,
+        request: &StartExecution,
+        key: Option<&IdempotencyKey>,
+    ) -> Result<(Execution, Output<'a>)> {
+        let query = query::StartQuery { follow: true, generation: None };
+        let call = Call::post(self.path(path::EXECUTIONS) + &encode(&query)).json(request);
+        let call = self.call(if request.wake { call.waits(None) } else { call });
+        let mut call = call.streams(header::NDJSON);
+        call.idempotency_key = key;
+        let url = self.client.http.url(&call.path);
+        let mut lines = Lines::new(url.clone(), self.client.http.send(call)?);
+        let eof = || std::io::Error::from(std::io::ErrorKind::UnexpectedEof);
+        let text = lines.next()?.ok_or_else(|| lines.broken(eof()))?;
+        let first = serde_json::from_str::<ExecutionStarted>(&text);
+        let first = first.map_err(|_| ClientError::Unexpected { url, status: 201, found: clip(text.as_bytes()) })?;
+        let started = *first.started;
+        // What has to be woken is another generation by now; the execution is in the one that it says.
+        let generation = self.generation.map(|_| started.generation);
+        Ok((started.clone(), Output::started(self.client, &self.sandbox, generation, &started.id, lines)))
     }
 
     /// One part of the list of its executions.

@@ -274,7 +274,7 @@ fn refused(url: String, response: Response<Body>) -> ClientError {
 }
 
 /// The beginning, fit to be printed.
-fn clip(bytes: &[u8]) -> String {
+pub(super) fn clip(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(&bytes[..bytes.len().min(4 * FOUND_CHARS_MAX)]).into_owned();
     format!("{:?}", text.chars().take(FOUND_CHARS_MAX).collect::<String>())
 }

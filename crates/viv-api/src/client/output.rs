@@ -65,6 +65,17 @@ impl<'a> Output<'a> {
         }
     }
 
+    /// From the first byte on, over the connection that started it.
+    pub(super) fn started(
+        client: &'a Client,
+        sandbox: &SandboxRef,
+        generation: Option<Generation>,
+        execution: &ExecutionId,
+        lines: Lines,
+    ) -> Self {
+        Self { lines: Some(lines), ..Self::new(client, sandbox, generation, execution, 0, true) }
+    }
+
     /// From the last so many lines on.
     #[must_use]
     pub fn tail(self, lines: TailLines) -> Self {

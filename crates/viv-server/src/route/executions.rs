@@ -9,9 +9,10 @@ use futures_util::StreamExt;
 use viv_api::bound::{GenerationNumber, IdempotencyKey};
 use viv_api::error::{ApiError, ErrorCode};
 use viv_api::execution::{Execution, ExecutionState, SendSignal, StartExecution, Terminal};
+use viv_api::header::NDJSON;
 use viv_api::page::Page;
 use viv_api::path;
-use viv_api::query::{ListAllExecutions, ListExecutions, OfGeneration};
+use viv_api::query::{ListAllExecutions, ListExecutions, OfGeneration, StartQuery};
 use viv_core::exec::{ExecSpec, ExecState, ExecStatus};
 use viv_core::execution::Execution as Row;
 use viv_core::lifecycle::{EntryKind, Memory, Phase, Sandbox};
@@ -28,7 +29,7 @@ use crate::extract::{Json, Params, Query, Repeatable, Target};
 use crate::refusal::{Answer, invalid};
 use crate::show;
 use crate::state::ServerState;
-use crate::stream::regardless;
+use crate::stream::{UntilEnd, regardless};
 
 /// How long a command may run when nothing was said (X1).
 const LIMIT_MS_DEFAULT: u64 = 5 * 60 * 1000;
@@ -42,10 +43,15 @@ pub(super) const USUAL: [ErrorCode; 3] = [ErrorCode::NotRunning, ErrorCode::Time
 pub(super) fn tell(table: &mut impl Table) {
     let op = |id, need, summary| Op::new("executions", id, need, summary).of_sandbox().fails(&USUAL);
     let start_op = op("startExecution", Need::Change, "Run a command")
-        .query::<OfGeneration>()
+        .query::<StartQuery>()
         .json::<StartExecution>()
         .repeatable()
-        .gives::<Execution>(201, "It started, or could not, or waits: each is a state.")
+        .gives::<Execution>(
+            201,
+            "It started, or could not, or waits: each is a state. Followed, an ExecutionStarted in the first line and one \
+             OutputLine in each after it; the last one is the end.",
+        )
+        .or_streams(NDJSON)
         .fails(&[ErrorCode::Unsupported, ErrorCode::QuotaExceeded, ErrorCode::Draining]);
     table.on(Method::Post, path::EXECUTIONS, start, start_op);
     let list_op = op("listExecutions", Need::Read, "List executions, oldest first")
@@ -111,42 +117,52 @@ async fn start(
     State(state): State<ServerState>,
     target: Target,
     Repeatable(key): Repeatable,
-    Query(query): Query<OfGeneration>,
+    Query(query): Query<StartQuery>,
+    until_end: UntilEnd,
     Json(body): Json<StartExecution>,
 ) -> Answer {
-    let generation = target.generation(&state, query.generation).await?;
+    // What goes wrong until here is an error as ever: a stream begins with what was started.
+    let started = begin(&state, &target, key.as_ref(), query.generation, &body).await?;
+    if query.follow {
+        return Ok(super::output::from_start(state, target.of(started.sandbox.clone()), started, until_end));
+    }
+    Ok(show::json(StatusCode::CREATED, &started))
+}
+
+/// Starts it, or puts it into the queue. Whoever asked may go away meanwhile.
+async fn begin(
+    state: &ServerState,
+    target: &Target,
+    key: Option<&IdempotencyKey>,
+    named: Option<GenerationNumber>,
+    body: &StartExecution,
+) -> Answer<Execution> {
+    let generation = target.generation(state, named).await?;
     let spec = body.to_spec(LIMIT_MS_DEFAULT);
     if let Some(queue_ms) = body.queue_ms {
-        return queue(
-            &state,
-            &target,
-            key.as_ref().map(IdempotencyKey::as_str),
-            query.generation,
-            &body,
-            spec,
-            queue_ms.get(),
-        )
-        .await;
+        let key = key.map(IdempotencyKey::as_str);
+        return queue(state, target, key, named, body, spec, queue_ms.get()).await;
     }
     let handle = match state.engine().work_in(&target.project, &target.which, generation).await {
         // Only who says so wakes it (L4). It is another generation then, unless it was frozen.
         Err(EngineError::NotRunning { sandbox, .. }) if body.wake => {
-            wake(&state, &target, &sandbox).await?;
+            wake(state, target, &sandbox).await?;
             state.engine().wait_ready(&sandbox, READY_WAIT.min(state.bounds().wait_max)).await?;
             state.engine().work_in(&target.project, &Which::Id(sandbox), None).await?
         }
         found => found?,
     }
     .used_by(target.caller.actor());
-    let id = match &key {
+    let id = match key {
         Some(key) => id_for(handle.sandbox(), handle.generation(), key.as_str()),
         None => handle.new_execution(),
     };
     let (starting, asked, named, by) = (handle.clone(), spec.clone(), id.clone(), target.caller.actor());
+    let is_repeatable = key.is_some();
     let started = regardless(async move {
         match starting.execute_by(&named, &asked, by).await {
             // The id is made from the key, so only another command can have it.
-            Err(EngineError::Provider(ProviderError::Conflict { .. })) if key.is_some() => Err(mismatch()),
+            Err(EngineError::Provider(ProviderError::Conflict { .. })) if is_repeatable => Err(mismatch()),
             answer => answer.map_err(crate::refusal::Refusal::from),
         }
     });
@@ -155,8 +171,8 @@ async fn start(
     state.tally().executed(handle.sandbox());
     state.engine().metrics().count(&viv_engine::metrics::family::EXECUTIONS, &[]);
     let by = target.caller.actor().who;
-    let shown = show::execution(&state, handle.sandbox(), handle.generation(), &status, false, None);
-    Ok(show::json(StatusCode::CREATED, &Execution { by: Some(by), ..shown }))
+    let shown = show::execution(state, handle.sandbox(), handle.generation(), &status, false, None);
+    Ok(Execution { by: Some(by), ..shown })
 }
 
 fn mismatch() -> crate::refusal::Refusal {
@@ -174,7 +190,7 @@ async fn queue(
     body: &StartExecution,
     spec: ExecSpec,
     wait_ms: u64,
-) -> Answer {
+) -> Answer<Execution> {
     let generation = target.generation(state, named).await?;
     let sandbox = target.living(state, named).await?;
     let id = match key {
@@ -200,7 +216,7 @@ async fn queue(
     };
     state.executions().remember(&sandbox, &id, &spec, body.detach);
     state.tally().executed(&sandbox);
-    Ok(show::json(StatusCode::CREATED, &show::recorded(state, &row)))
+    Ok(show::recorded(state, &row))
 }
 
 async fn wake(state: &ServerState, target: &Target, sandbox: &SandboxId) -> Answer<()> {

@@ -2,9 +2,9 @@
 
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, Response, StatusCode};
 use viv_api::error::ErrorCode;
-use viv_api::execution::{Execution, InputTaken, OutputAlive, OutputEnd, OutputLine};
+use viv_api::execution::{Execution, ExecutionStarted, InputTaken, OutputAlive, OutputEnd, OutputLine};
 use viv_api::header::{BYTES, NDJSON};
 use viv_api::path;
 use viv_api::query::{InputQuery, OfGeneration, OutputQuery};
@@ -53,10 +53,42 @@ async fn output(
     let execution: ExecutionId = params.get("execution")?;
     let generation = target.generation(&state, query.generation).await?;
     let source = open(&state, &target, generation, &execution, &query).await?;
+    Ok(lines(&state.clone(), until_end, |out| told(state, target, execution, query, source, out)))
+}
+
+/// The answer to a start that is followed: what was started, and its output from the first byte on.
+///
+/// The start is over by now, and nothing of the execution hangs on who reads here (X2). What goes wrong from here on ends
+/// the stream without its last line: the reader knows the id, attaches with it, and is told why.
+pub(super) fn from_start(
+    state: ServerState,
+    target: Target,
+    started: Execution,
+    until_end: UntilEnd,
+) -> Response<Body> {
+    let mut response = lines(&state.clone(), until_end, |out| async move {
+        let (execution, sandbox) = (started.id.clone(), started.sandbox.clone());
+        if out.give(line(&ExecutionStarted { started: Box::new(started) })).await.is_err() {
+            return;
+        }
+        let query = OutputQuery { follow: true, ..OutputQuery::default() };
+        match open(&state, &target, None, &execution, &query).await {
+            Ok(source) => told(state, target, execution, query, source, out).await,
+            Err(refusal) => broke_off(&sandbox, &refusal.0),
+        }
+    });
+    *response.status_mut() = StatusCode::CREATED;
+    response
+}
+
+/// Lines of an output, and signs of life between them.
+fn lines<F>(state: &ServerState, until_end: UntilEnd, make: impl FnOnce(Pieces) -> F) -> Response<Body>
+where
+    F: Future<Output = ()> + Send + 'static,
+{
     let clock = state.clone();
     let alive = move || line(&OutputLine::Alive(OutputAlive { alive_at_ms: clock.engine().now_ms() })).into();
-    let every = state.bounds().heartbeat;
-    Ok(pieces(NDJSON, (every, alive), until_end, |out| told(state, target, execution, query, source, out)))
+    pieces(NDJSON, (state.bounds().heartbeat, alive), until_end, make)
 }
 
 /// Where an output comes from.

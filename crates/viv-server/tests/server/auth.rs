@@ -2,6 +2,7 @@
 
 use axum::http::Method;
 use serde_json::{Value, json};
+use tracing_subscriber::layer::SubscriberExt;
 use viv_server::{Bounds, Peer, Rate};
 
 use crate::world::{World, bare, request};
@@ -168,4 +169,42 @@ async fn o7_the_journal_says_who_from_where() {
     assert_eq!(created["sandbox"], made["id"]);
     assert!(created["by"].as_str().unwrap().starts_with("key:key_"));
     assert_eq!(created["address"], "192.0.2.7");
+}
+
+#[tokio::test]
+async fn s3_o1_a_key_of_a_project_is_told_the_lines_of_its_own_sandboxes_alone() {
+    let world = World::new().await;
+    let (ours, theirs) = (world.key("ours", true).await, world.key("theirs", false).await);
+    let make = async |project: &str| {
+        let key = world.key(project, false).await;
+        let made = world.whole(request(Method::POST, "/v1/sandboxes", &key, Some(json!({})))).await.is(201).json();
+        made["id"].as_str().unwrap().to_owned()
+    };
+    let (mine, beside, other) = (make("ours").await, make("ours").await, make("theirs").await);
+    tracing::subscriber::with_default(tracing_subscriber::registry().with(world.logs.clone()), || {
+        tracing::warn!(component = "driver", sandbox = %mine, "of mine");
+        tracing::warn!(component = "driver", sandbox = %beside, "of the one beside it");
+        tracing::warn!(component = "driver", sandbox = %other, "of theirs");
+        tracing::warn!(component = "driver", "of nobody's");
+        tracing::warn!(component = "watch", sandbox = %mine, "more of mine");
+    });
+    let ask = |key: &str, query: &str| world.whole(request(Method::GET, &format!("/v1/logs?{query}"), key, None));
+    let messages = |answer: crate::world::Answered| -> Vec<String> {
+        let page = answer.is(200).json();
+        let items = page["items"].as_array().unwrap();
+        items.iter().map(|line| line["message"].as_str().unwrap().to_owned()).collect()
+    };
+    for after in ["", "&after=0"] {
+        assert_eq!(messages(ask(&ours, &format!("sandbox={mine}{after}")).await), ["of mine", "more of mine"]);
+        assert_eq!(messages(ask(&ours, &format!("sandbox={beside}{after}")).await), ["of the one beside it"]);
+        assert_eq!(messages(ask(&theirs, &format!("sandbox={other}{after}")).await), ["of theirs"]);
+    }
+    assert_eq!(messages(ask(&ours, &format!("sandbox={mine}&component=watch")).await), ["more of mine"]);
+    // Another project's sandbox is none, and all of it, or that of a component, is the installation's.
+    assert_eq!(ask(&ours, &format!("sandbox={other}")).await.is(404).code(), "not_found");
+    assert_eq!(ask(&theirs, &format!("sandbox={mine}&component=driver")).await.is(404).code(), "not_found");
+    for query in ["limit=10", "component=driver", "level=warn&after=0"] {
+        assert_eq!(ask(&ours, query).await.is(403).code(), "forbidden", "{query}");
+    }
+    assert_eq!(messages(ask(&world.admin, "level=warn").await).len(), 5);
 }

@@ -19,4 +19,15 @@ async fn s5_schemathesis_finds_nothing() {
     let output = ran.await.unwrap().expect("scripts/schemathesis");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert_is_stateful(&said);
+}
+
+/// Requests are made up in sequence too, along links that schemathesis infers from the document: what one answers is what
+/// the next one is about. A phase that is passed over is no failure to it.
+fn assert_is_stateful(said: &str) {
+    let line = |name: &str| said.lines().find_map(|line| line.trim().strip_prefix(name));
+    let scenarios = line("Scenarios:").and_then(|told| told.trim().parse::<u64>().ok());
+    let selected = line("API Links:").and_then(|told| told.split('/').nth(1)?.trim().strip_suffix(" selected"));
+    let links = selected.and_then(|count| count.parse::<u64>().ok());
+    assert!(scenarios > Some(0) && links > Some(0), "nothing was done in sequence: {scenarios:?}, {links:?}\n{said}");
 }

@@ -37,6 +37,8 @@ pub(crate) struct World {
     pub(crate) store: Arc<MemoryStore>,
     pub(crate) router: Router,
     pub(crate) bounds: Bounds,
+    /// What the server tells as the daemon's log: nothing is in it that a test does not write.
+    pub(crate) logs: LogRing,
     /// A key that may do everything.
     pub(crate) admin: String,
     ticking: JoinHandle<()>,
@@ -123,10 +125,11 @@ impl World {
         let engine =
             Engine::start(config, store.clone(), provider, epoch, clock, draw).await.expect("nothing is in the way");
         let config = ServerConfig { bounds, private_places: vec![PRIVATE.to_owned()], ..ServerConfig::default() };
-        let state = ServerState::new(engine.clone(), config, LogRing::default()).await.expect("no keys yet");
+        let logs = LogRing::default();
+        let state = ServerState::new(engine.clone(), config, logs.clone()).await.expect("no keys yet");
         let first = state.first_key("first", Actor::part("test")).await.expect("a key").expect("the first");
         let router = router(state.clone());
-        Self { state, engine, store, router, bounds, admin: first.secret, ticking }
+        Self { state, engine, store, router, bounds, logs, admin: first.secret, ticking }
     }
 
     /// A key of a project.

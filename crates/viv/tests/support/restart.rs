@@ -116,9 +116,13 @@ impl House {
 
     pub fn spawn(&self, args: &[&str], env: &[(&str, &str)]) -> Daemon {
         let log = self.folder.path().join(format!("daemon-{}.log", self.count.fetch_add(1, Ordering::Relaxed)));
+        // On loopback, unless somebody said otherwise.
+        let is_told = self.arguments.iter().any(|word| word == "--listen");
+        let listen: &[&str] = if is_told { &[] } else { &["--listen", "127.0.0.1:0"] };
         let child = self
             .viv()
-            .args(["serve", "--listen", "127.0.0.1:0", "--cgroup-prefix", &self.cgroup_prefix])
+            .args(["serve", "--cgroup-prefix", &self.cgroup_prefix])
+            .args(listen)
             .args(&self.arguments)
             .args(args)
             .envs(env.iter().copied())
