@@ -45,7 +45,7 @@ pub struct WebhookConfig {
 
 /// Who makes the requests. Each that is made has places of its own, so that who waits for one does not hold up another.
 pub fn webhooks(config: &WebhookConfig) -> Webhooks {
-    let agent = agent(config);
+    let agent = agent(config, DefaultResolver::default());
     let permits = Arc::new(tokio::sync::Semaphore::new(AT_ONCE));
     Webhooks(Arc::new(move |delivery: Delivery| {
         let (agent, permits) = (agent.clone(), permits.clone());
@@ -61,7 +61,8 @@ pub fn webhooks(config: &WebhookConfig) -> Webhooks {
     }))
 }
 
-fn agent(config: &WebhookConfig) -> Agent {
+/// Who names are looked up with is given, so that a test can answer as a hostile name server would.
+fn agent(config: &WebhookConfig, names: impl Resolver) -> Agent {
     let certificate = |item| match item {
         Ok(PemItem::Certificate(certificate)) => Some(certificate),
         Ok(_) | Err(_) => None,
@@ -81,9 +82,11 @@ fn agent(config: &WebhookConfig) -> Agent {
         .max_response_header_size(HEADER_BYTES_MAX)
         .max_idle_connections(0)
         .build();
-    let allowed = config.private_ranges.clone();
-    let resolver = Guarded { private_addresses: config.private_addresses, allowed, inner: DefaultResolver::default() };
-    Agent::with_parts(setup, DefaultConnector::default(), resolver)
+    Agent::with_parts(setup, DefaultConnector::default(), guarded(config, names))
+}
+
+fn guarded<R: Resolver>(config: &WebhookConfig, inner: R) -> Guarded<R> {
+    Guarded { private_addresses: config.private_addresses, allowed: config.private_ranges.clone(), inner }
 }
 
 /// One try. What is said about a failure names no path and no query of the URL: those are often secrets (S6).
@@ -145,19 +148,19 @@ fn hmac_sha256(key: &[u8], message: &[u8]) -> [u8; 32] {
 }
 
 /// Resolves names, and refuses those of whom nobody outside should be able to make us ask.
-struct Guarded {
+struct Guarded<R> {
     private_addresses: bool,
     allowed: Vec<AddressRange>,
-    inner: DefaultResolver,
+    inner: R,
 }
 
-impl fmt::Debug for Guarded {
+impl<R> fmt::Debug for Guarded<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Guarded")
     }
 }
 
-impl Resolver for Guarded {
+impl<R: Resolver> Resolver for Guarded<R> {
     fn resolve(&self, uri: &Uri, config: &Config, timeout: NextTimeout) -> Result<ResolvedSocketAddrs, ureq::Error> {
         let found = self.inner.resolve(uri, config, timeout)?;
         let may = |address: IpAddr| is_public(address) || self.allowed.iter().any(|range| range.contains(address));
@@ -209,8 +212,11 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
     use std::io::{Read, Write};
-    use std::net::TcpListener;
+    use std::net::{SocketAddr, TcpListener};
+    use std::sync::Mutex;
+    use std::thread::JoinHandle;
     use std::time::Duration;
 
     use viv_core::hook::Secret;
@@ -230,10 +236,14 @@ mod tests {
     }
 
     /// Answers one request, and gives what was asked.
-    fn server(answer: &'static str) -> (String, std::thread::JoinHandle<String>) {
+    fn server(answer: &'static str) -> (String, JoinHandle<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/hook?token=hidden", listener.local_addr().unwrap());
-        let heard = std::thread::spawn(move || {
+        (url, serve(listener, answer))
+    }
+
+    fn serve(listener: TcpListener, answer: &'static str) -> JoinHandle<String> {
+        std::thread::spawn(move || {
             let (mut connection, _) = listener.accept().unwrap();
             let mut heard = Vec::new();
             let mut buffer = [0; 4096];
@@ -244,12 +254,42 @@ mod tests {
             }
             connection.write_all(answer.as_bytes()).unwrap();
             String::from_utf8(heard).unwrap()
-        });
-        (url, heard)
+        })
     }
 
     fn open() -> Agent {
-        agent(&WebhookConfig { private_addresses: true, ..WebhookConfig::default() })
+        named(&WebhookConfig { private_addresses: true, ..WebhookConfig::default() })
+    }
+
+    /// With the names of this machine.
+    fn named(config: &WebhookConfig) -> Agent {
+        agent(config, DefaultResolver::default())
+    }
+
+    /// A name server that says something else each time, as one that means harm does.
+    #[derive(Debug, Clone)]
+    struct Scripted {
+        answers: Arc<Mutex<VecDeque<Vec<SocketAddr>>>>,
+    }
+
+    impl Scripted {
+        fn new(answers: &[&[&str]]) -> Self {
+            let parsed = |answer: &&[&str]| answer.iter().map(|address| address.parse().unwrap()).collect();
+            Self { answers: Arc::new(Mutex::new(answers.iter().map(parsed).collect())) }
+        }
+
+        fn left(&self) -> usize {
+            self.answers.lock().unwrap().len()
+        }
+    }
+
+    impl Resolver for Scripted {
+        fn resolve(&self, _: &Uri, _: &Config, _: NextTimeout) -> Result<ResolvedSocketAddrs, ureq::Error> {
+            let answer = self.answers.lock().unwrap().pop_front().expect("asked more often than was thought");
+            let mut found = self.empty();
+            answer.into_iter().for_each(|address| found.push(address));
+            Ok(found)
+        }
     }
 
     #[test]
@@ -300,14 +340,14 @@ mod tests {
 
     #[test]
     fn s2_private_addresses_are_refused_unless_they_are_allowed() {
-        let closed = agent(&WebhookConfig::default());
+        let closed = named(&WebhookConfig::default());
         let refused = post(&closed, &delivery("http://localhost:1/".to_owned())).unwrap_err();
         assert!(refused.why.contains("private address") && !refused.is_down, "{refused:?}");
         let allowed = WebhookConfig { private_ranges: vec!["127.0.0.1".parse().unwrap()], ..WebhookConfig::default() };
         let (url, heard) = server("HTTP/1.1 204 No Content\r\ncontent-length: 0\r\n\r\n");
-        assert_eq!(post(&agent(&allowed), &delivery(url)), Ok(()), "what is allowed is asked");
+        assert_eq!(post(&named(&allowed), &delivery(url)), Ok(()), "what is allowed is asked");
         heard.join().unwrap();
-        let other = post(&agent(&allowed), &delivery("http://127.0.0.2:1/".to_owned())).unwrap_err();
+        let other = post(&named(&allowed), &delivery("http://127.0.0.2:1/".to_owned())).unwrap_err();
         assert!(other.why.contains("private address"), "{other:?}");
         let private = [
             "127.0.0.1",
@@ -332,6 +372,76 @@ mod tests {
         }
         for address in ["1.1.1.1", "93.184.216.34", "2606:2800:220:1::1"] {
             assert!(is_public(address.parse().unwrap()), "{address}");
+        }
+    }
+    #[test]
+    fn o6_what_was_public_is_looked_at_again_and_one_address_that_is_not_is_enough() {
+        const PUBLIC: &str = "93.184.216.34:443";
+        const ALSO_PUBLIC: &str = "[2606:2800:220:1::1]:443";
+        let answers: [(&[&str], bool); 7] = [
+            (&[PUBLIC], true),
+            // The same name, a moment later.
+            (&["127.0.0.1:443"], false),
+            (&[PUBLIC, "127.0.0.1:443"], false),
+            (&["[::ffff:169.254.169.254]:443", PUBLIC], false),
+            (&[PUBLIC, ALSO_PUBLIC, "[fd00::1]:443"], false),
+            (&[PUBLIC, ALSO_PUBLIC], true),
+            (&["10.0.0.1:443"], false),
+        ];
+        let names = Scripted::new(&answers.map(|(answer, _)| answer));
+        let guard = guarded(&WebhookConfig::default(), names.clone());
+        let (uri, config) = (Uri::from_static("https://hooks.invalid/"), Config::default());
+        for (answer, may) in answers {
+            match guard.resolve(&uri, &config, NextTimeout::default()) {
+                // All that is connected to is what was looked at, in that order.
+                Ok(found) => {
+                    let found: Vec<String> = found.iter().map(SocketAddr::to_string).collect();
+                    assert!(may && found == answer, "{answer:?}: {found:?}");
+                }
+                Err(ureq::Error::Io(error)) => {
+                    assert!(!may && error.kind() == io::ErrorKind::PermissionDenied, "{answer:?}: {error}");
+                }
+                Err(error) => panic!("{answer:?}: {error}"),
+            }
+        }
+        assert_eq!(names.left(), 0);
+    }
+
+    #[test]
+    fn o6_each_delivery_asks_for_the_name_once_and_goes_to_the_address_that_was_looked_at() {
+        // What may be asked, and beside it on the same port what may not; somebody else may have that port there.
+        let beside = |_| {
+            let may = TcpListener::bind("127.0.0.2:0").unwrap();
+            let port = may.local_addr().unwrap().port();
+            TcpListener::bind(("127.0.0.1", port)).ok().map(|secret| (may, secret, port))
+        };
+        let (may, secret, port) = (0..16).find_map(beside).expect("a port that is free at both");
+        let (at, closed) = (format!("127.0.0.2:{port}"), format!("127.0.0.1:{port}"));
+        let names = Scripted::new(&[&[&at], &[&at], &[&closed], &[&at, &closed], &[&closed, &at]]);
+        let allowed = WebhookConfig { private_ranges: vec!["127.0.0.2".parse().unwrap()], ..WebhookConfig::default() };
+        let agent = agent(&allowed, names.clone());
+        // Nobody else knows this name, so what arrives was sent to what the script says.
+        let delivery = delivery(format!("http://hooks.invalid:{port}/"));
+        let serve = || {
+            // It would keep the connection: the next delivery takes another all the same.
+            serve(may.try_clone().unwrap(), "HTTP/1.1 204 No Content\r\ncontent-length: 0\r\n\r\n")
+        };
+        for left in [4, 3] {
+            let heard = serve();
+            assert_eq!(post(&agent, &delivery), Ok(()));
+            assert!(heard.join().unwrap().to_lowercase().contains("host: hooks.invalid"));
+            assert_eq!(names.left(), left, "once for each delivery, and never from memory");
+        }
+        // Then the name turns to the machine itself, alone and beside the address that may be asked.
+        for left in [2, 1, 0] {
+            let refused = post(&agent, &delivery).unwrap_err();
+            assert!(refused.why.contains("private address") && !refused.is_down, "{refused:?}");
+            assert_eq!(names.left(), left);
+        }
+        for nobody in [&secret, &may] {
+            nobody.set_nonblocking(true).unwrap();
+            let kind = nobody.accept().map(|_| ()).map_err(|error| error.kind());
+            assert_eq!(kind, Err(io::ErrorKind::WouldBlock), "nobody was asked");
         }
     }
 }
