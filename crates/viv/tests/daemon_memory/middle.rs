@@ -235,7 +235,7 @@ fn l13_a_file_changed_below_it_is_followed_by_the_files() {
     let Some(criu) = criu() else { return };
     // Of the machine's own userland, which sandboxes see. It is the only one that this one has open.
     let Ok(mut file) = tempfile::Builder::new().prefix("viv-test-").tempfile_in("/usr/local/share") else {
-        return eprintln!("passed over: /usr/local/share cannot be written to");
+        return criu::pass_over("/usr/local/share cannot be written to");
     };
     file.write_all(b"of the machine\n").unwrap();
     fs::set_permissions(file.path(), fs::Permissions::from_mode(0o644)).unwrap();
@@ -255,7 +255,7 @@ fn l13_a_disk_that_fills_up_before_a_restore_is_followed_by_the_files() {
     let Some(criu) = criu() else { return };
     let disk = match Disk::make(&["mkfs.ext4", "-q", "-F"], "", 256) {
         Ok(disk) => disk,
-        Err(why) => return eprintln!("passed over: {why}"),
+        Err(why) => return criu::pass_over(&why),
     };
     let staged = Staged::on(&criu, Daemon::in_house(House::on_disk(&disk)));
     let (made, execution) = staged.busy();
