@@ -22,13 +22,14 @@ use serde_json::{Value, json};
 use support::criu::{self, criu};
 use support::daemon::{Daemon, PATIENCE, run};
 use support::disk::Disk;
-use support::restart::{House, all, shim_pid};
+use support::restart::{House, all, instance_folder, shim_pid};
 use support::{eventually_within, kill};
 use viv_api::bound::WaitMs;
 use viv_api::checkpoint::CheckpointCheck;
 use viv_api::execution::{Execution, ExecutionState, OutputLine, StartExecution, Terminal, TimeLimit};
 use viv_api::sandbox::{
-    CreateSandbox, EnsureSandbox, Hibernate, MemoryState, RestSandbox, Sandbox, Status, StopSandbox, TimelineEntry,
+    CreateSandbox, EnsureSandbox, Hibernate, MemoryState, Phase, RestSandbox, Sandbox, Status, StopSandbox,
+    TimelineEntry,
 };
 use viv_api::snapshot::Fork;
 use viv_core::{ExecutionId, Generation, SandboxId};
@@ -826,36 +827,63 @@ fn l13_a_shim_killed_in_a_restore_leaves_the_files() {
 }
 
 #[test]
-fn t4_what_was_restored_and_does_not_work_is_followed_by_the_files() {
+fn t4_what_was_restored_and_dies_at_once_is_followed_by_the_files() {
     let Some(criu) = criu() else { return };
     let staged = Staged::new(&criu);
     let (made, execution) = staged.busy();
     stop(&staged.daemon, &made.id);
-    // It comes back, and dies a moment later: the agent is killed as soon as it runs.
+    // Everything is there, and has ended before anybody does anything with it: first of all it would get its name.
     let criu_path = criu.display();
     let script = format!(
         "{criu_path} \"$@\" || exit 1; for word in \"$@\"; do case $before in --pidfile) file=$word ;; esac; before=$word; done; \
-         (sleep 0.2; kill -9 $(cat $file)) & exit 0"
+         pid=$(cat $file); kill -9 $pid; while readlink /proc/$pid/ns/uts >/dev/null; do sleep 0.01; done; exit 0"
     );
     staged.when("restore", &script);
     staged.begin_ensure(&made.id);
-    staged.assert_not_restored(&made, &execution, "");
+    staged.assert_not_restored(&made, &execution, "naming it failed");
+}
+
+/// It is there, and cannot be verified: its agent dies while a service is waited for.
+#[test]
+fn t4_what_was_restored_and_does_not_work_is_followed_by_the_files() {
+    let Some(criu) = criu() else { return };
+    let staged = Staged::new(&criu);
+    let daemon = &staged.daemon;
+    // It reports in when it is started again, and not when it goes on.
+    let serve = "[ -e started ] && touch reported; touch started; trap : USR1; while true; do sleep 0.05; done";
+    let service = json!({
+        "name": "web", "argv": ["sh", "-c", serve], "ready": {"runs_ms": 50},
+        "nudge": {"signal": 10, "reports": {"command": ["test", "-e", "reported"]}},
+    });
+    let made = daemon.create_from(&request("box", &json!({"services": [service]})));
+    run(&daemon.sandbox(&made.id), "echo kept > /workspace/file");
+    let execution = start(daemon, &made.id, &["sh", "-c", "exec sleep 99999"]).id;
+    stop(daemon, &made.id);
+    staged.begin_ensure(&made.id);
+    let restored = daemon.wait_for(&made.id, "it is being verified", |now| {
+        now.phase == Phase::Verifying && now.generation == Generation(2)
+    });
+    assert_eq!(memory(&restored).0, MemoryState::Restored);
+    let agent = fs::read_to_string(instance_folder(daemon, &made.id).join("init.pid")).unwrap();
+    kill(agent.trim().parse().unwrap(), Signal::KILL);
+    staged.assert_not_restored(&made, &execution, "what was restored does not work");
 }
 
 #[test]
 fn l13_a_full_disk_is_followed_by_the_files() {
     let Some(criu) = criu() else { return };
-    let disk = match Disk::make(&["mkfs.ext4", "-q", "-F"], "", 96) {
-        Ok(disk) => disk,
-        Err(why) => return eprintln!("passed over: {why}"),
-    };
-    let staged = Staged::on(&criu, Daemon::in_house(House::on_disk(&disk)));
-    let (made, execution) = staged.busy();
-    let hold = "import time\nheld = bytearray(b'x' * (160 << 20))\nprint('it holds much')\ntime.sleep(100000)";
-    let holder = start(&staged.daemon, &made.id, &["python3", "-u", "-c", hold]).id;
-    until_more(&staged.daemon, &made.id, &holder, 0);
-    staged.begin_stop(&made.id);
-    staged.assert_not_saved(&made, &execution, "");
+    if let Err(why) = Disk::make(&["mkfs.ext4", "-q", "-F"], "", 96) {
+        return criu::pass_over(&why);
+    }
+    middle::until_it_comes_so_far(|| {
+        let disk = Disk::make(&["mkfs.ext4", "-q", "-F"], "", 96).unwrap();
+        let staged = Staged::on(&criu, Daemon::in_house(House::on_disk(&disk)));
+        let (made, execution) = staged.busy();
+        let hold = "import time\nheld = bytearray(b'x' * (160 << 20))\nprint('it holds much')\ntime.sleep(100000)";
+        let holder = start(&staged.daemon, &made.id, &["python3", "-u", "-c", hold]).id;
+        until_more(&staged.daemon, &made.id, &holder, 0);
+        staged.assert_not_saved_once_written(&made, &execution, "No space left")
+    });
 }
 
 #[test]
