@@ -165,6 +165,15 @@ fn ensure(daemon: &Daemon, id: &SandboxId) -> Sandbox {
     daemon.wait_for(id, "it is ready", |now| now.status == Status::Ready)
 }
 
+/// Asks for it, and sees that it fails without ever being ready.
+fn ensure_in_vain(daemon: &Daemon, id: &SandboxId) -> Sandbox {
+    daemon.sandbox(id).ensure(&EnsureSandbox { wait_ms: Some(WaitMs::new(0).unwrap()) }).unwrap();
+    daemon.wait_for(id, "it failed", |now| {
+        assert_ne!(now.status, Status::Ready, "{now:#?}");
+        now.status == Status::Failed
+    })
+}
+
 fn memory(sandbox: &Sandbox) -> (MemoryState, String) {
     let memory = sandbox.memory.clone().expect("something became of it");
     (memory.state, memory.why.unwrap_or_default())
@@ -294,6 +303,73 @@ fn l14_services_go_on_as_they_were_and_are_nudged() {
     let back = ensure(&daemon, id);
     assert_eq!((memory(&back).0, back.services[0].execution.clone()), (MemoryState::Restored, before));
     daemon.remove(id);
+    daemon.assert_nothing_left();
+}
+
+/// A service that was restored is not ready before it reported in; one that never does is ended, and named (incident 1).
+#[test]
+fn l14_incident_1_a_restored_service_that_does_not_report_in_is_ended_and_named() {
+    let Some(criu) = criu() else { return };
+    let daemon = Daemon::start_with(&["--criu", criu.to_str().unwrap()]);
+    let serve = "trap 'echo nudged >> nudges' USR1; while true; do sleep 0.05; done";
+    let service = json!({
+        "name": "web", "argv": ["sh", "-c", serve], "ready": {"runs_ms": 50}, "restart": {"policy": "never"},
+        "nudge": {"signal": 10, "within_ms": 1_000, "reports": {"command": ["test", "-e", "never"]}},
+    });
+    let made = daemon.create_from(&request("box", &json!({"services": [service]})));
+    let id = &made.id;
+    let service = made.services[0].execution.clone().unwrap();
+    let saved = stop(&daemon, id);
+    assert_eq!(memory(&saved), (MemoryState::Kept, String::new()));
+    let failed = ensure_in_vain(&daemon, id);
+    assert_eq!(memory(&failed).0, MemoryState::Restored, "its memory is there, and that is not enough");
+    assert_eq!((failed.generation, &failed.services[0].execution), (Generation(2), &made.services[0].execution));
+    let cause = failed.cause.unwrap();
+    assert_eq!(cause.code, "service_failed");
+    let named = "service web: did not report in within 1000 ms after signal 10";
+    assert!(cause.message.starts_with(named), "{}", cause.message);
+    assert!(
+        failed.services[0].ended.as_ref().is_some_and(|ended| ended.starts_with("did not report in within 1000 ms"))
+    );
+    assert_eq!(state(&daemon, id, &service), (ExecutionState::Lost, Some("service_failed".to_owned())));
+    daemon.remove(id);
+    daemon.assert_nothing_left();
+}
+
+/// What was restored and dies while it is looked at is no ready service: it is started again as another execution, linked
+/// to the old, where that is wanted, and else the sandbox is not ready.
+#[test]
+fn l14_a_restored_service_that_dies_while_it_is_verified_is_not_ready() {
+    let Some(criu) = criu() else { return };
+    let daemon = Daemon::start_with(&["--criu", criu.to_str().unwrap()]);
+    // The signal that it is nudged by is its end, and it is waited for until then.
+    let serve = "echo started >> starts; trap 'exit 3' USR1; while true; do sleep 0.05; done";
+    for policy in ["always", "never"] {
+        let service = json!({
+            "name": "web", "argv": ["sh", "-c", serve], "ready": {"runs_ms": 50},
+            "restart": {"policy": policy, "times_max": 1, "backoff_ms": 50},
+            "nudge": {"signal": 10, "within_ms": 60_000, "reports": {"command": ["test", "-e", "never"]}},
+        });
+        let made = daemon.create_from(&request(policy, &json!({"services": [service]})));
+        let id = &made.id;
+        let before = made.services[0].execution.clone().unwrap();
+        assert_eq!(memory(&stop(&daemon, id)), (MemoryState::Kept, String::new()));
+        if policy == "always" {
+            let back = ensure(&daemon, id);
+            assert_eq!((memory(&back).0, back.generation), (MemoryState::Restored, Generation(2)));
+            let service = &back.services[0];
+            assert_eq!((service.after.as_ref(), service.restarts), (Some(&before), 1));
+            assert_eq!(run(&daemon.sandbox(id), "cat starts").0, "started\nstarted\n");
+            assert_eq!(state(&daemon, id, &before).0, ExecutionState::Exited);
+        } else {
+            let failed = ensure_in_vain(&daemon, id);
+            assert_eq!(failed.services[0].ended.as_deref(), Some("exited with code 3"));
+            let cause = failed.cause.unwrap();
+            assert_eq!((cause.code.as_str(), &*cause.message), ("service_failed", "service web: exited with code 3"));
+            assert_eq!(state(&daemon, id, &before).0, ExecutionState::Lost);
+        }
+        daemon.remove(id);
+    }
     daemon.assert_nothing_left();
 }
 
