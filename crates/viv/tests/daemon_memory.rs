@@ -26,6 +26,7 @@ use support::restart::{House, all, instance_folder, shim_pid};
 use support::{eventually_within, kill};
 use viv_api::bound::WaitMs;
 use viv_api::checkpoint::CheckpointCheck;
+use viv_api::diagnosis::Integrity;
 use viv_api::execution::{Execution, ExecutionState, OutputLine, StartExecution, Terminal, TimeLimit};
 use viv_api::sandbox::{
     CreateSandbox, EnsureSandbox, Hibernate, MemoryState, Phase, RestSandbox, Sandbox, Status, StopSandbox,
@@ -843,6 +844,43 @@ fn l13_a_damaged_image_is_followed_by_the_files() {
     fs::write(&pages, &content).unwrap();
     staged.begin_ensure(&made.id);
     staged.assert_not_restored(&made, &execution, "damaged");
+}
+
+/// Files and memory belong together: below damaged files nothing begins, with its memory as little as without (L10).
+#[test]
+fn l10_what_was_saved_with_memory_and_is_damaged_is_not_begun_with() {
+    type Damage = fn(&Path);
+    let Some(criu) = criu() else { return };
+    let longer: Damage = |file| fs::write(file, "something else\n").unwrap();
+    let gone: Damage = |file| fs::remove_file(file).unwrap();
+    for damage in [longer, gone] {
+        let daemon = Daemon::start_with(&["--criu", criu.to_str().unwrap()]);
+        let made = daemon.create_from(&request("box", &json!({})));
+        let id = &made.id;
+        run(&daemon.sandbox(id), "echo kept > file");
+        let counter = start(&daemon, id, &["python3", "-u", "-c", COUNT]).id;
+        until_more(&daemon, id, &counter, 0);
+        assert_eq!(memory(&stop(&daemon, id)), (MemoryState::Kept, String::new()));
+        // All of it was read by then, and nothing more is noted of it.
+        eventually_within(PATIENCE, "it is hashed", || {
+            let saved = daemon.sandbox(id).diagnosis().unwrap().auto_saved.expect("it was saved");
+            saved.integrity == Integrity::Verified
+        });
+        let layers = fs::read_dir(daemon.provider_folder().join("layers/sealed")).unwrap();
+        let files = layers.map(|layer| layer.unwrap().path().join("parts/root/workspace/file"));
+        let files: Vec<PathBuf> = files.filter(|file| file.exists()).collect();
+        assert_eq!(files.len(), 1, "{files:?}");
+        damage(&files[0]);
+        let failed = ensure_in_vain(&daemon, id);
+        let (state_of, why) = memory(&failed);
+        assert!(state_of == MemoryState::NotRestored && why.contains("damaged"), "{failed:#?}");
+        assert!(failed.cause.unwrap().message.contains("damaged"));
+        let saved = daemon.sandbox(id).diagnosis().unwrap().auto_saved.expect("it was saved");
+        assert_eq!(saved.integrity, Integrity::Damaged);
+        assert_eq!(state(&daemon, id, &counter).0, ExecutionState::Lost);
+        daemon.remove(id);
+        daemon.assert_nothing_left();
+    }
 }
 
 #[test]
