@@ -52,6 +52,22 @@ while True:
     print(i)
 ";
 
+/// Holds 72 MiB, no page of which is like another, and says what they hash to when it is asked. Whatever holds so much is
+/// brought back while it is used already, where the kernel lets it.
+const HOLD_MUCH: &str = "
+import os, time, zlib
+held = b''.join(number.to_bytes(4096, 'little') for number in range(1, 18 << 10))
+print('it is held')
+while True:
+    if os.path.exists('/workspace/ask'):
+        open('/workspace/sum.new', 'w').write(str(zlib.crc32(held)))
+        os.remove('/workspace/ask')
+        os.rename('/workspace/sum.new', '/workspace/sum')
+    time.sleep(0.02)
+";
+
+const ASK: &str = "rm -f sum; touch ask; while [ ! -s sum ]; do sleep 0.02; done; cat sum";
+
 /// Is held by another process as by a debugger.
 const TRACED: &str = "
 import ctypes, os, time
@@ -211,6 +227,7 @@ fn x5_what_runs_goes_on_with_nothing_lost() {
     let append = start(&daemon, id, &["sh", "-c", append]).id;
     let ten = "n=0; while [ $n -lt 9 ]; do sleep 100000 & n=$((n+1)); done; echo all ten of them; wait";
     let ten = start(&daemon, id, &["sh", "-c", ten]).id;
+    let holder = start(&daemon, id, &["python3", "-u", "-c", HOLD_MUCH]).id;
     let mut shell = StartExecution::of(["/bin/bash", "--norc", "-i"]).unwrap();
     shell.tty = Some(serde_json::from_value::<Terminal>(json!({"rows": 24, "cols": 80})).unwrap());
     (shell.stdin, shell.detach, shell.limit_ms) = (true, true, Some(TimeLimit::NONE));
@@ -221,10 +238,11 @@ fn x5_what_runs_goes_on_with_nothing_lost() {
         typed = taken.stdin_bytes;
     };
     type_in(&daemon, "x=41\n");
-    let all = [&counter, &timer, &rows, &append, &ten, &server, &shell];
-    for execution in [&counter, &timer, &rows, &append, &ten] {
+    let all = [&counter, &timer, &rows, &append, &ten, &server, &holder, &shell];
+    for execution in [&counter, &timer, &rows, &append, &ten, &holder] {
         until_more(&daemon, id, execution, 0);
     }
+    let held = run(&daemon.sandbox(id), ASK).0;
     let rounds = std::env::var("VIV_MEMORY_ROUNDS").map_or(ROUNDS, |rounds| rounds.parse().unwrap());
     for round in 1..=rounds {
         let saved = stop(&daemon, id);
@@ -256,6 +274,7 @@ fn x5_what_runs_goes_on_with_nothing_lost() {
             said
         };
         assert_eq!(says(GET), "content\n", "round {round}");
+        assert_eq!(says(ASK), held, "round {round}");
         // What was acknowledged is there: there are no fewer rows than were told of before this look at them.
         let printed = written(&daemon, id, &rows).lines().count();
         assert!(says(CHECK_ROWS).trim().parse::<usize>().unwrap() >= printed, "round {round}");
