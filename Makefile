@@ -45,9 +45,10 @@ lint: ## formatting and clippy, as CI wants them; the feature otlp too
 	$(CARGO) clippy --workspace --features viv/otlp --bin viv --test traces --locked -- -D warnings
 
 # What decides whether a change lands gives the same answer twice: properties are tried with the same cases each time.
-# `make explore` tries others.
+# `make explore` tries others. Nor is there a green run that passed over the tests of memory where a CRIU works.
 unit: ## all tests
-	PROPTEST_RNG_SEED=$${PROPTEST_RNG_SEED:-1} $(CARGO) nextest run --workspace --locked
+	VIV_REQUIRE_CRIU="$${VIV_REQUIRE_CRIU-$$(scripts/require-criu)}" \
+		PROPTEST_RNG_SEED=$${PROPTEST_RNG_SEED:-1} $(CARGO) nextest run --workspace --locked
 
 deny: ## licences, sources and duplicate crates
 	$(CARGO) deny --all-features check --hide-inclusion-graph licenses bans sources
@@ -84,7 +85,7 @@ bench-memory: ## saving and restoring memory of sandboxes, beside runc
 
 memory: ## what runs goes on over many hibernations, nothing lost: ROUNDS=50 make memory (twenty minutes)
 	@scripts/prepare test
-	VIV_MEMORY_ROUNDS=$${ROUNDS:-50} $(CARGO) test --package viv --test daemon_memory --locked -- \
+	VIV_REQUIRE_CRIU=1 VIV_MEMORY_ROUNDS=$${ROUNDS:-50} $(CARGO) test --package viv --test daemon_memory --locked -- \
 		x5_what_runs_goes_on_with_nothing_lost --nocapture
 
 claims: ## many clients claim spares of a pool that refills, on a real daemon: CLIENTS=50 EACH=10 make claims

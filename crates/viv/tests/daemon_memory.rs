@@ -22,13 +22,15 @@ use serde_json::{Value, json};
 use support::criu::{self, criu};
 use support::daemon::{Daemon, PATIENCE, run};
 use support::disk::Disk;
-use support::restart::{House, all, shim_pid};
+use support::restart::{House, all, instance_folder, shim_pid};
 use support::{eventually_within, kill};
 use viv_api::bound::WaitMs;
 use viv_api::checkpoint::CheckpointCheck;
+use viv_api::diagnosis::Integrity;
 use viv_api::execution::{Execution, ExecutionState, OutputLine, StartExecution, Terminal, TimeLimit};
 use viv_api::sandbox::{
-    CreateSandbox, EnsureSandbox, Hibernate, MemoryState, RestSandbox, Sandbox, Status, StopSandbox, TimelineEntry,
+    CreateSandbox, EnsureSandbox, Hibernate, MemoryState, Phase, RestSandbox, Sandbox, Status, StopSandbox,
+    TimelineEntry,
 };
 use viv_api::snapshot::Fork;
 use viv_core::{ExecutionId, Generation, SandboxId};
@@ -49,6 +51,22 @@ while True:
     i += 1
     print(i)
 ";
+
+/// Holds 72 MiB, no page of which is like another, and says what they hash to when it is asked. Whatever holds so much is
+/// brought back while it is used already, where the kernel lets it.
+const HOLD_MUCH: &str = "
+import os, time, zlib
+held = b''.join(number.to_bytes(4096, 'little') for number in range(1, 18 << 10))
+print('it is held')
+while True:
+    if os.path.exists('/workspace/ask'):
+        open('/workspace/sum.new', 'w').write(str(zlib.crc32(held)))
+        os.remove('/workspace/ask')
+        os.rename('/workspace/sum.new', '/workspace/sum')
+    time.sleep(0.02)
+";
+
+const ASK: &str = "rm -f sum; touch ask; while [ ! -s sum ]; do sleep 0.02; done; cat sum";
 
 /// Is held by another process as by a debugger.
 const TRACED: &str = "
@@ -164,6 +182,15 @@ fn ensure(daemon: &Daemon, id: &SandboxId) -> Sandbox {
     daemon.wait_for(id, "it is ready", |now| now.status == Status::Ready)
 }
 
+/// Asks for it, and sees that it fails without ever being ready.
+fn ensure_in_vain(daemon: &Daemon, id: &SandboxId) -> Sandbox {
+    daemon.sandbox(id).ensure(&EnsureSandbox { wait_ms: Some(WaitMs::new(0).unwrap()) }).unwrap();
+    daemon.wait_for(id, "it failed", |now| {
+        assert_ne!(now.status, Status::Ready, "{now:#?}");
+        now.status == Status::Failed
+    })
+}
+
 fn memory(sandbox: &Sandbox) -> (MemoryState, String) {
     let memory = sandbox.memory.clone().expect("something became of it");
     (memory.state, memory.why.unwrap_or_default())
@@ -200,6 +227,7 @@ fn x5_what_runs_goes_on_with_nothing_lost() {
     let append = start(&daemon, id, &["sh", "-c", append]).id;
     let ten = "n=0; while [ $n -lt 9 ]; do sleep 100000 & n=$((n+1)); done; echo all ten of them; wait";
     let ten = start(&daemon, id, &["sh", "-c", ten]).id;
+    let holder = start(&daemon, id, &["python3", "-u", "-c", HOLD_MUCH]).id;
     let mut shell = StartExecution::of(["/bin/bash", "--norc", "-i"]).unwrap();
     shell.tty = Some(serde_json::from_value::<Terminal>(json!({"rows": 24, "cols": 80})).unwrap());
     (shell.stdin, shell.detach, shell.limit_ms) = (true, true, Some(TimeLimit::NONE));
@@ -210,10 +238,11 @@ fn x5_what_runs_goes_on_with_nothing_lost() {
         typed = taken.stdin_bytes;
     };
     type_in(&daemon, "x=41\n");
-    let all = [&counter, &timer, &rows, &append, &ten, &server, &shell];
-    for execution in [&counter, &timer, &rows, &append, &ten] {
+    let all = [&counter, &timer, &rows, &append, &ten, &server, &holder, &shell];
+    for execution in [&counter, &timer, &rows, &append, &ten, &holder] {
         until_more(&daemon, id, execution, 0);
     }
+    let held = run(&daemon.sandbox(id), ASK).0;
     let rounds = std::env::var("VIV_MEMORY_ROUNDS").map_or(ROUNDS, |rounds| rounds.parse().unwrap());
     for round in 1..=rounds {
         let saved = stop(&daemon, id);
@@ -245,6 +274,7 @@ fn x5_what_runs_goes_on_with_nothing_lost() {
             said
         };
         assert_eq!(says(GET), "content\n", "round {round}");
+        assert_eq!(says(ASK), held, "round {round}");
         // What was acknowledged is there: there are no fewer rows than were told of before this look at them.
         let printed = written(&daemon, id, &rows).lines().count();
         assert!(says(CHECK_ROWS).trim().parse::<usize>().unwrap() >= printed, "round {round}");
@@ -293,6 +323,73 @@ fn l14_services_go_on_as_they_were_and_are_nudged() {
     let back = ensure(&daemon, id);
     assert_eq!((memory(&back).0, back.services[0].execution.clone()), (MemoryState::Restored, before));
     daemon.remove(id);
+    daemon.assert_nothing_left();
+}
+
+/// A service that was restored is not ready before it reported in; one that never does is ended, and named (incident 1).
+#[test]
+fn l14_incident_1_a_restored_service_that_does_not_report_in_is_ended_and_named() {
+    let Some(criu) = criu() else { return };
+    let daemon = Daemon::start_with(&["--criu", criu.to_str().unwrap()]);
+    let serve = "trap 'echo nudged >> nudges' USR1; while true; do sleep 0.05; done";
+    let service = json!({
+        "name": "web", "argv": ["sh", "-c", serve], "ready": {"runs_ms": 50}, "restart": {"policy": "never"},
+        "nudge": {"signal": 10, "within_ms": 1_000, "reports": {"command": ["test", "-e", "never"]}},
+    });
+    let made = daemon.create_from(&request("box", &json!({"services": [service]})));
+    let id = &made.id;
+    let service = made.services[0].execution.clone().unwrap();
+    let saved = stop(&daemon, id);
+    assert_eq!(memory(&saved), (MemoryState::Kept, String::new()));
+    let failed = ensure_in_vain(&daemon, id);
+    assert_eq!(memory(&failed).0, MemoryState::Restored, "its memory is there, and that is not enough");
+    assert_eq!((failed.generation, &failed.services[0].execution), (Generation(2), &made.services[0].execution));
+    let cause = failed.cause.unwrap();
+    assert_eq!(cause.code, "service_failed");
+    let named = "service web: did not report in within 1000 ms after signal 10";
+    assert!(cause.message.starts_with(named), "{}", cause.message);
+    assert!(
+        failed.services[0].ended.as_ref().is_some_and(|ended| ended.starts_with("did not report in within 1000 ms"))
+    );
+    assert_eq!(state(&daemon, id, &service), (ExecutionState::Lost, Some("service_failed".to_owned())));
+    daemon.remove(id);
+    daemon.assert_nothing_left();
+}
+
+/// What was restored and dies while it is looked at is no ready service: it is started again as another execution, linked
+/// to the old, where that is wanted, and else the sandbox is not ready.
+#[test]
+fn l14_a_restored_service_that_dies_while_it_is_verified_is_not_ready() {
+    let Some(criu) = criu() else { return };
+    let daemon = Daemon::start_with(&["--criu", criu.to_str().unwrap()]);
+    // The signal that it is nudged by is its end, and it is waited for until then.
+    let serve = "echo started >> starts; trap 'exit 3' USR1; while true; do sleep 0.05; done";
+    for policy in ["always", "never"] {
+        let service = json!({
+            "name": "web", "argv": ["sh", "-c", serve], "ready": {"runs_ms": 50},
+            "restart": {"policy": policy, "times_max": 1, "backoff_ms": 50},
+            "nudge": {"signal": 10, "within_ms": 60_000, "reports": {"command": ["test", "-e", "never"]}},
+        });
+        let made = daemon.create_from(&request(policy, &json!({"services": [service]})));
+        let id = &made.id;
+        let before = made.services[0].execution.clone().unwrap();
+        assert_eq!(memory(&stop(&daemon, id)), (MemoryState::Kept, String::new()));
+        if policy == "always" {
+            let back = ensure(&daemon, id);
+            assert_eq!((memory(&back).0, back.generation), (MemoryState::Restored, Generation(2)));
+            let service = &back.services[0];
+            assert_eq!((service.after.as_ref(), service.restarts), (Some(&before), 1));
+            assert_eq!(run(&daemon.sandbox(id), "cat starts").0, "started\nstarted\n");
+            assert_eq!(state(&daemon, id, &before).0, ExecutionState::Exited);
+        } else {
+            let failed = ensure_in_vain(&daemon, id);
+            assert_eq!(failed.services[0].ended.as_deref(), Some("exited with code 3"));
+            let cause = failed.cause.unwrap();
+            assert_eq!((cause.code.as_str(), &*cause.message), ("service_failed", "service web: exited with code 3"));
+            assert_eq!(state(&daemon, id, &before).0, ExecutionState::Lost);
+        }
+        daemon.remove(id);
+    }
     daemon.assert_nothing_left();
 }
 
@@ -768,6 +865,43 @@ fn l13_a_damaged_image_is_followed_by_the_files() {
     staged.assert_not_restored(&made, &execution, "damaged");
 }
 
+/// Files and memory belong together: below damaged files nothing begins, with its memory as little as without (L10).
+#[test]
+fn l10_what_was_saved_with_memory_and_is_damaged_is_not_begun_with() {
+    type Damage = fn(&Path);
+    let Some(criu) = criu() else { return };
+    let longer: Damage = |file| fs::write(file, "something else\n").unwrap();
+    let gone: Damage = |file| fs::remove_file(file).unwrap();
+    for damage in [longer, gone] {
+        let daemon = Daemon::start_with(&["--criu", criu.to_str().unwrap()]);
+        let made = daemon.create_from(&request("box", &json!({})));
+        let id = &made.id;
+        run(&daemon.sandbox(id), "echo kept > file");
+        let counter = start(&daemon, id, &["python3", "-u", "-c", COUNT]).id;
+        until_more(&daemon, id, &counter, 0);
+        assert_eq!(memory(&stop(&daemon, id)), (MemoryState::Kept, String::new()));
+        // All of it was read by then, and nothing more is noted of it.
+        eventually_within(PATIENCE, "it is hashed", || {
+            let saved = daemon.sandbox(id).diagnosis().unwrap().auto_saved.expect("it was saved");
+            saved.integrity == Integrity::Verified
+        });
+        let layers = fs::read_dir(daemon.provider_folder().join("layers/sealed")).unwrap();
+        let files = layers.map(|layer| layer.unwrap().path().join("parts/root/workspace/file"));
+        let files: Vec<PathBuf> = files.filter(|file| file.exists()).collect();
+        assert_eq!(files.len(), 1, "{files:?}");
+        damage(&files[0]);
+        let failed = ensure_in_vain(&daemon, id);
+        let (state_of, why) = memory(&failed);
+        assert!(state_of == MemoryState::NotRestored && why.contains("damaged"), "{failed:#?}");
+        assert!(failed.cause.unwrap().message.contains("damaged"));
+        let saved = daemon.sandbox(id).diagnosis().unwrap().auto_saved.expect("it was saved");
+        assert_eq!(saved.integrity, Integrity::Damaged);
+        assert_eq!(state(&daemon, id, &counter).0, ExecutionState::Lost);
+        daemon.remove(id);
+        daemon.assert_nothing_left();
+    }
+}
+
 #[test]
 fn l13_ids_that_are_taken_are_replaced_by_others() {
     let Some(criu) = criu() else { return };
@@ -826,36 +960,63 @@ fn l13_a_shim_killed_in_a_restore_leaves_the_files() {
 }
 
 #[test]
-fn t4_what_was_restored_and_does_not_work_is_followed_by_the_files() {
+fn t4_what_was_restored_and_dies_at_once_is_followed_by_the_files() {
     let Some(criu) = criu() else { return };
     let staged = Staged::new(&criu);
     let (made, execution) = staged.busy();
     stop(&staged.daemon, &made.id);
-    // It comes back, and dies a moment later: the agent is killed as soon as it runs.
+    // Everything is there, and has ended before anybody does anything with it: first of all it would get its name.
     let criu_path = criu.display();
     let script = format!(
         "{criu_path} \"$@\" || exit 1; for word in \"$@\"; do case $before in --pidfile) file=$word ;; esac; before=$word; done; \
-         (sleep 0.2; kill -9 $(cat $file)) & exit 0"
+         pid=$(cat $file); kill -9 $pid; while readlink /proc/$pid/ns/uts >/dev/null; do sleep 0.01; done; exit 0"
     );
     staged.when("restore", &script);
     staged.begin_ensure(&made.id);
-    staged.assert_not_restored(&made, &execution, "");
+    staged.assert_not_restored(&made, &execution, "naming it failed");
+}
+
+/// It is there, and cannot be verified: its agent dies while a service is waited for.
+#[test]
+fn t4_what_was_restored_and_does_not_work_is_followed_by_the_files() {
+    let Some(criu) = criu() else { return };
+    let staged = Staged::new(&criu);
+    let daemon = &staged.daemon;
+    // It reports in when it is started again, and not when it goes on.
+    let serve = "[ -e started ] && touch reported; touch started; trap : USR1; while true; do sleep 0.05; done";
+    let service = json!({
+        "name": "web", "argv": ["sh", "-c", serve], "ready": {"runs_ms": 50},
+        "nudge": {"signal": 10, "reports": {"command": ["test", "-e", "reported"]}},
+    });
+    let made = daemon.create_from(&request("box", &json!({"services": [service]})));
+    run(&daemon.sandbox(&made.id), "echo kept > /workspace/file");
+    let execution = start(daemon, &made.id, &["sh", "-c", "exec sleep 99999"]).id;
+    stop(daemon, &made.id);
+    staged.begin_ensure(&made.id);
+    let restored = daemon.wait_for(&made.id, "it is being verified", |now| {
+        now.phase == Phase::Verifying && now.generation == Generation(2)
+    });
+    assert_eq!(memory(&restored).0, MemoryState::Restored);
+    let agent = fs::read_to_string(instance_folder(daemon, &made.id).join("init.pid")).unwrap();
+    kill(agent.trim().parse().unwrap(), Signal::KILL);
+    staged.assert_not_restored(&made, &execution, "what was restored does not work");
 }
 
 #[test]
 fn l13_a_full_disk_is_followed_by_the_files() {
     let Some(criu) = criu() else { return };
-    let disk = match Disk::make(&["mkfs.ext4", "-q", "-F"], "", 96) {
-        Ok(disk) => disk,
-        Err(why) => return eprintln!("passed over: {why}"),
-    };
-    let staged = Staged::on(&criu, Daemon::in_house(House::on_disk(&disk)));
-    let (made, execution) = staged.busy();
-    let hold = "import time\nheld = bytearray(b'x' * (160 << 20))\nprint('it holds much')\ntime.sleep(100000)";
-    let holder = start(&staged.daemon, &made.id, &["python3", "-u", "-c", hold]).id;
-    until_more(&staged.daemon, &made.id, &holder, 0);
-    staged.begin_stop(&made.id);
-    staged.assert_not_saved(&made, &execution, "");
+    if let Err(why) = Disk::make(&["mkfs.ext4", "-q", "-F"], "", 96) {
+        return criu::pass_over(&why);
+    }
+    middle::until_it_comes_so_far(|| {
+        let disk = Disk::make(&["mkfs.ext4", "-q", "-F"], "", 96).unwrap();
+        let staged = Staged::on(&criu, Daemon::in_house(House::on_disk(&disk)));
+        let (made, execution) = staged.busy();
+        let hold = "import time\nheld = bytearray(b'x' * (160 << 20))\nprint('it holds much')\ntime.sleep(100000)";
+        let holder = start(&staged.daemon, &made.id, &["python3", "-u", "-c", hold]).id;
+        until_more(&staged.daemon, &made.id, &holder, 0);
+        staged.assert_not_saved_once_written(&made, &execution, "No space left")
+    });
 }
 
 #[test]

@@ -750,6 +750,64 @@ async fn l13_a_restore_that_fails_leaves_the_files() {
     }
 }
 
+/// Three of them, whose snapshots are gone, for as long as anything else of their sandbox is there.
+#[tokio::test(flavor = "multi_thread")]
+async fn l13_the_last_memories_that_were_not_restored_stay_for_a_look() {
+    let Some(criu) = criu() else { return };
+    let (ground, _folder) = ground_with(&criu, "case \"$1\" in restore) exit 1 ;; esac");
+    let sandbox = ground.create(LIFETIME).await;
+    let mut instance = sandbox.instance();
+    let mut tried = Vec::new();
+    for _ in 0..5 {
+        let snapshot = save(&ground, &instance).await.unwrap();
+        assert!(snapshot.memory, "{snapshot:?}");
+        destroy(&ground, &instance).await;
+        let seen = restore(&ground, &instance, &snapshot.id).await;
+        assert!(seen.lacks[&Capability::SaveMemory].contains("cannot be restored"), "{seen:?}");
+        instance = seen.instance;
+        tried.push(snapshot.id);
+    }
+    // Somebody else's memory is somebody else's, whatever becomes of it.
+    let other = ground.create(LIFETIME).await;
+    let of_other = save(&ground, &other.instance()).await.unwrap().id;
+    destroy(&ground, &other.instance()).await;
+    let kept = || {
+        let folder = fs::read_dir(ground.data.join("memory")).unwrap();
+        let names = folder.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.collect::<BTreeSet<String>>()
+    };
+    let wanted = |ids: &[SnapshotId]| ids.iter().map(|id| id.as_str().to_owned()).collect::<BTreeSet<String>>();
+    // As long as their snapshots are there, all of them are.
+    ground.provider.tidy();
+    assert_eq!(kept(), wanted(&[&tried[..], std::slice::from_ref(&of_other)].concat()));
+    let files = SaveRequest { snapshot: SnapshotId::from_bytes(fresh_bytes()), live: false, memory: false };
+    ground.provider.save(&mutation(instance.generation.0, 1), &sandbox.id, &files).await.unwrap();
+    destroy(&ground, &instance).await;
+    let later = mutation(instance.generation.0 + 1, 1);
+    for id in &tried {
+        ground.provider.remove_snapshot(&later, &sandbox.id, id).await.unwrap();
+    }
+    ground.provider.remove_snapshot(&mutation(2, 1), &other.id, &of_other).await.unwrap();
+    eventually("the last three are left", || {
+        ground.provider.tidy();
+        kept() == wanted(&tried[2..])
+    });
+    for id in &tried[2..] {
+        let folder = ground.data.join("memory").join(id.as_str());
+        assert!(folder.join("kept/images").is_dir() && folder.join("kept/dump.json").is_file());
+        assert!(fs::read_to_string(folder.join("not-restored")).unwrap().contains("memory cannot be restored"));
+    }
+    ground.provider.tidy();
+    assert_eq!(kept(), wanted(&tried[2..]), "they stay");
+    // With the last of their sandbox they go.
+    ground.provider.remove_snapshot(&later, &sandbox.id, &files.snapshot).await.unwrap();
+    eventually("none is left", || {
+        ground.provider.tidy();
+        kept().is_empty()
+    });
+    ground.assert_nothing_left();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn l13_a_shim_that_is_killed_while_it_saves_loses_no_files() {
     let Some(criu) = criu() else { return };
@@ -900,7 +958,12 @@ fn p6_the_conformance_suite_covers_it() {
                     config.criu = Some(criu.clone());
                     config.runtime = runtime.clone();
                 };
-                LocalWorld(if on_btrfs { Ground::on_btrfs_with(change) } else { Ground::with(change) })
+                let ground = if on_btrfs { Ground::on_btrfs_with(change) } else { Ground::with(change) };
+                // Where it is not declared, the suite shows no more than that it is refused.
+                let capabilities = ground.provider.capabilities();
+                let missing = capabilities.missing.get(&Capability::SaveMemory);
+                assert!(capabilities.can(Capability::SaveMemory), "{name}, {runtime:?}, {on_btrfs}: {missing:?}");
+                LocalWorld(ground)
             });
         }
     }

@@ -1,7 +1,7 @@
 //! Memory that is brought while it is used already, and lost on the way: the sandbox goes on from its files, in sight.
 
 use rustix::process::kill_process;
-use support::lazy::{MUCH_MIB, Slowed, Told, holder, servers};
+use support::lazy::{MUCH_MIB, Slowed, Told, holder, servers, until_all_wait_for_pages, until_ended};
 use support::restart::instance_folder;
 
 use super::{
@@ -23,12 +23,17 @@ fn t4_memory_that_is_lost_on_the_way_is_followed_by_the_files() {
     let mut slowed = Slowed::of(folder.clone());
     let resumed = ensure(&daemon, &made.id);
     assert_eq!(memory(&resumed).0, MemoryState::Restored);
-    let (_, server) = servers(&folder).expect("its pages are being brought");
+    let (watcher, server) = servers(&folder).expect("its pages are being brought");
     slowed.stop();
+    // Who would end it stands still, until those inside have shown what they read.
+    kill_process(watcher, Signal::STOP).unwrap();
     kill_process(server, Signal::KILL).unwrap();
-    // Whether by itself or asked to, it is back, with its files.
+    until_ended(server);
+    until_all_wait_for_pages(&daemon.cgroups(), &folder, &execution);
+    kill_process(watcher, Signal::CONT).unwrap();
+    // Its agent stood still too, so that it may have been looked at more closely before. Nobody waited for it to run.
     daemon.wait_for(&made.id, "its end is known", |now| {
-        now.status != Status::Ready || now.generation > resumed.generation
+        now.status == Status::Lost || now.generation > resumed.generation
     });
     let back = ensure(&daemon, &made.id);
     assert!(back.generation > resumed.generation, "{back:?}");

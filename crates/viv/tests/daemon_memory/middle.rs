@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use support::Ground;
-use support::restart::instance_folder;
 
 use super::*;
 
@@ -71,30 +70,38 @@ impl Staged {
         self.when(verb, &format!("set -- \"$@\" --action-script {program}"));
     }
 
+    /// Stops it, and sees that it is saved without its memory: for this reason, which CRIU comes to when it writes, or
+    /// because it gave up before that. True for the first of the two.
+    pub(crate) fn assert_not_saved_once_written(&self, made: &Sandbox, execution: &ExecutionId, why: &str) -> bool {
+        self.begin_stop(&made.id);
+        let saved = self.daemon.wait_for(&made.id, "it is saved", |now| now.status == Status::Hibernated);
+        let has_written = memory(&saved).1.contains(why);
+        self.assert_not_saved(made, execution, if has_written { why } else { TOO_EARLY });
+        has_written
+    }
+
     /// CRIU is as it is.
     fn nothing_more(&self) {
         fs::remove_file(self.path("hook")).unwrap();
     }
 }
 
+/// Stages it again, a few times, while CRIU gives up too early.
+pub(crate) fn until_it_comes_so_far(mut staged: impl FnMut() -> bool) {
+    assert!((0..TRIES_MAX).any(|_| staged()), "it never came as far as that");
+}
+
 #[test]
 fn l13_a_criu_killed_in_the_middle_of_a_dump_leaves_the_files() {
     let Some(criu) = criu() else { return };
-    for _ in 0..TRIES_MAX {
+    until_it_comes_so_far(|| {
         let staged = Staged::new(&criu);
         let (made, execution) = staged.busy();
         let holder = start(&staged.daemon, &made.id, &["python3", "-u", "-c", HOLD]).id;
         until_more(&staged.daemon, &made.id, &holder, 0);
         staged.when("dump", DIES_WRITING);
-        staged.begin_stop(&made.id);
-        let saved = staged.daemon.wait_for(&made.id, "it is saved", |now| now.status == Status::Hibernated);
-        let was_killed = memory(&saved).1.contains(BY_SIGXFSZ);
-        staged.assert_not_saved(&made, &execution, if was_killed { BY_SIGXFSZ } else { TOO_EARLY });
-        if was_killed {
-            return;
-        }
-    }
-    panic!("it never came as far as that");
+        staged.assert_not_saved_once_written(&made, &execution, BY_SIGXFSZ)
+    });
 }
 
 #[test]
@@ -235,7 +242,7 @@ fn l13_a_file_changed_below_it_is_followed_by_the_files() {
     let Some(criu) = criu() else { return };
     // Of the machine's own userland, which sandboxes see. It is the only one that this one has open.
     let Ok(mut file) = tempfile::Builder::new().prefix("viv-test-").tempfile_in("/usr/local/share") else {
-        return eprintln!("passed over: /usr/local/share cannot be written to");
+        return criu::pass_over("/usr/local/share cannot be written to");
     };
     file.write_all(b"of the machine\n").unwrap();
     fs::set_permissions(file.path(), fs::Permissions::from_mode(0o644)).unwrap();
@@ -255,7 +262,7 @@ fn l13_a_disk_that_fills_up_before_a_restore_is_followed_by_the_files() {
     let Some(criu) = criu() else { return };
     let disk = match Disk::make(&["mkfs.ext4", "-q", "-F"], "", 256) {
         Ok(disk) => disk,
-        Err(why) => return eprintln!("passed over: {why}"),
+        Err(why) => return criu::pass_over(&why),
     };
     let staged = Staged::on(&criu, Daemon::in_house(House::on_disk(&disk)));
     let (made, execution) = staged.busy();

@@ -5,8 +5,6 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 
-use support::restart::instance_folder;
-
 use super::*;
 
 const MIB: u64 = 1 << 20;

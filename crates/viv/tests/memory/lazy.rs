@@ -11,7 +11,9 @@ use viv_provider::{Capability, InstanceRef, InstanceState, Observation, Provider
 
 use super::{LIFETIME, destroy, ground_with, python, restore, save, until_more, written};
 use crate::support::criu::criu;
-use crate::support::lazy::{MUCH_MIB, SETTING, SOME_MIB, Slowed, Told, holder, servers, wrote};
+use crate::support::lazy::{
+    MUCH_MIB, SETTING, SOME_MIB, Slowed, Told, holder, servers, until_all_wait_for_pages, until_ended, wrote,
+};
 use crate::support::{Ground, SOON, Sandbox, eventually, mutation};
 
 /// A ground whose CRIU notes in a file when it is to be lazy, after which it does this.
@@ -35,6 +37,11 @@ async fn hold(sandbox: &Sandbox<'_>, mib: u32) -> ExecutionId {
 
 fn folder(ground: &Ground, instance: &InstanceRef) -> PathBuf {
     ground.data.join("instances").join(instance.sandbox.as_str())
+}
+
+/// Whether it was brought while nothing ran, after all: its shim says so.
+fn was_brought_at_once(ground: &Ground, instance: &InstanceRef) -> bool {
+    fs::read_to_string(folder(ground, instance).join("shim.log")).unwrap().contains("its memory is brought at once")
 }
 
 fn assert_restored(seen: &Observation, before: &InstanceRef) {
@@ -74,8 +81,8 @@ async fn l13_what_is_brought_while_it_runs_is_all_there() {
         destroy(&ground, &instance).await;
         let seen = restore(&ground, &instance, &snapshot.id).await;
         assert_restored(&seen, &instance);
-        assert_eq!(times(&note), round, "it was brought lazily");
         instance = seen.instance;
+        assert!(times(&note) == round && !was_brought_at_once(&ground, &instance), "it was brought lazily");
         assert_whole(&ground, &instance, &holder).await;
         assert_all_brought(&ground, &instance);
     }
@@ -119,6 +126,20 @@ impl Middle {
         let (watcher, server) = servers(&folder(ground, &instance)).expect("its pages are being brought");
         Self { instance, snapshot, holder_of_memory, slowed, watcher, server }
     }
+
+    /// Those inside have all the time that it takes them to read something that was not saved, and do not.
+    fn assert_nobody_reads_on(&self, ground: &Ground) {
+        let folder = folder(ground, &self.instance);
+        assert!(!folder.join("exit.json").exists(), "nobody was ended");
+        until_all_wait_for_pages(&ground.cgroups(), &folder, &self.holder_of_memory);
+        assert!(!folder.join("exit.json").exists(), "nobody was ended");
+    }
+
+    fn shim(&self, ground: &Ground) -> Pid {
+        let text = fs::read(folder(ground, &self.instance).join("shim.json")).unwrap();
+        let shim: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        Pid::from_raw(shim["shim"]["pid"].as_i64().unwrap() as i32).unwrap()
+    }
 }
 
 async fn ended(ground: &Ground, instance: &InstanceRef) -> EndCause {
@@ -150,8 +171,12 @@ async fn t10_a_server_of_pages_that_is_killed_ends_the_instance_and_nobody_reads
     let mut middle = Middle::of(&ground).await;
     assert_eq!(times(&note), 1);
     middle.slowed.stop();
-    assert!(!folder(&ground, &middle.instance).join("exit.json").exists());
+    // Who would end it stands still, until those inside have shown what they read.
+    kill_process(middle.watcher, Signal::STOP).unwrap();
     kill_process(middle.server, Signal::KILL).unwrap();
+    until_ended(middle.server);
+    middle.assert_nobody_reads_on(&ground);
+    kill_process(middle.watcher, Signal::CONT).unwrap();
     assert_lost(&ground, &middle.instance, "killed (signal 9)").await;
     destroy(&ground, &middle.instance).await;
     // What was dumped is as good as before.
@@ -167,15 +192,22 @@ async fn t10_whoever_holds_pages_and_is_killed_ends_the_instance_and_nobody_read
     let Some(criu) = criu() else { return };
     let _told = Told::allowed();
     let (ground, _folder, _) = noted_ground(&criu, ":");
-    let middle = Middle::of(&ground).await;
+    let mut middle = Middle::of(&ground).await;
+    middle.slowed.stop();
+    let shim = middle.shim(&ground);
+    kill_process(shim, Signal::STOP).unwrap();
     kill_process(middle.watcher, Signal::KILL).unwrap();
+    until_ended(middle.watcher);
+    middle.assert_nobody_reads_on(&ground);
+    kill_process(shim, Signal::CONT).unwrap();
+    ended(&ground, &middle.instance).await;
+    let _ = kill_process(middle.server, Signal::CONT);
     assert_lost(&ground, &middle.instance, "who held its pages was killed").await;
     destroy(&ground, &middle.instance).await;
     // A shim that is killed takes everything with it, as ever.
     let middle = Middle::of(&ground).await;
     let folder = folder(&ground, &middle.instance);
-    let shim: serde_json::Value = serde_json::from_slice(&fs::read(folder.join("shim.json")).unwrap()).unwrap();
-    crate::support::kill(shim["shim"]["pid"].as_u64().unwrap() as u32, Signal::KILL);
+    kill_process(middle.shim(&ground), Signal::KILL).unwrap();
     let cause = ended(&ground, &middle.instance).await;
     assert_eq!(cause, EndCause::SupervisorLost);
     assert!(wrote(&folder.join("run"), " whole") && !wrote(&folder.join("run"), "BROKEN"));
@@ -229,7 +261,7 @@ async fn l13_what_cannot_be_brought_while_it_runs_is_brought_at_once() {
         destroy(&ground, &sandbox.instance()).await;
         let seen = restore(&ground, &sandbox.instance(), &snapshot.id).await;
         assert_restored(&seen, &sandbox.instance());
-        assert_eq!(times(&note), 1, "it was tried");
+        assert!(times(&note) == 1 && was_brought_at_once(&ground, &seen.instance), "it was tried");
         assert_whole(&ground, &seen.instance, &holder).await;
         assert_all_brought(&ground, &seen.instance);
         destroy(&ground, &seen.instance).await;

@@ -14,12 +14,18 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
+use viv_core::ExecutionId;
+
+use super::eventually_within;
 
 pub const SETTING: &str = "/proc/sys/vm/unprivileged_userfaultfd";
 
 /// Enough to be brought while it runs, and so much that a server who stands still for most of the time takes seconds.
 pub const SOME_MIB: u32 = 96;
 pub const MUCH_MIB: u32 = 384;
+
+/// How long it may take until all of it was looked at that is there.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Such a server works for one of these and then stands still for twenty.
 const WORKS_FOR: Duration = Duration::from_millis(1);
@@ -99,6 +105,32 @@ pub fn servers(folder: &Path) -> Option<(Pid, Pid)> {
     }
     let server = found.iter().find(|(_, parent)| found.iter().any(|(pid, _)| Some(*pid) == *parent))?;
     Some((server.1?, server.0))
+}
+
+/// Waits until those of an execution come no further, because what they want to read next is nowhere, and nobody is there
+/// who could bring it: each waits for a page, or for another one who does. Whoever got anything else instead would go on,
+/// to the end of what it looks at, and say so.
+pub fn until_all_wait_for_pages(cgroups: &[PathBuf], instance: &Path, execution: &ExecutionId) {
+    let sandbox = instance.file_name().unwrap();
+    let of_execution = cgroups.iter().map(|cgroup| cgroup.join(sandbox).join(execution.as_str()).join("cgroup.procs"));
+    let files: Vec<PathBuf> = of_execution.collect();
+    eventually_within(PATIENCE, "all of them wait for pages", || {
+        assert!(!wrote(&instance.join("run"), "BROKEN"), "somebody has read something else");
+        let pids = files.iter().filter_map(|file| fs::read_to_string(file).ok()).collect::<String>();
+        let asleep = |pid: &str| fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap_or_default();
+        let asleep: Vec<String> = pids.lines().map(asleep).collect();
+        let for_a_page = |function: &String| function.contains("userfault");
+        asleep.iter().any(for_a_page) && asleep.iter().all(|function| for_a_page(function) || function == "do_wait")
+    });
+    assert!(!wrote(&instance.join("run"), "BROKEN"), "somebody has read something else");
+}
+
+/// Waits until somebody who was killed has closed all that was open, which whoever is to wait for him does not yet.
+pub fn until_ended(pid: Pid) {
+    eventually_within(PATIENCE, "it has ended", || {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
+    });
 }
 
 /// Has the server of an instance stand still for most of the time, and in the end for good.
