@@ -21,6 +21,7 @@ mod device;
 mod figures;
 mod layout;
 mod limits;
+mod opened;
 
 use std::fs::{self, File};
 use std::io;
@@ -32,6 +33,7 @@ pub(crate) use delegated::HOW as HOW_TO_DELEGATE;
 pub use device::BlockDevice;
 pub use layout::{Controller, Layout};
 pub use limits::LimitError;
+pub(crate) use opened::OpenedCgroup;
 
 /// A folder that was there a moment ago can be gone: another instance's end removed the empty prefix.
 const MAKE_TRIES_MAX: usize = 100;

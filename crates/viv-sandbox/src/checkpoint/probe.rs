@@ -1,7 +1,7 @@
 //! `viv criu-probe`: whether a CRIU works here, shown by saving a small process and bringing it back.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
@@ -10,13 +10,16 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::mount::{MountFlags, mount};
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_parent_process_death_signal, waitpid};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, set_parent_process_death_signal, waitpid,
+};
 use rustix::thread::UnshareFlags;
 
 use super::criu::{self, Call, DUMP_LOG, RESTORE_LOG};
 use super::lazy;
 use crate::sys::clone::{Forked, close_all_but, exit_now, fork, fork_as_init, try_userfaultfd};
 use crate::sys::namespace::leave_for_new;
+use crate::wait::readable_within;
 
 /// The verb of the binary that runs [`main`].
 pub const VERB: &str = "criu-probe";
@@ -24,8 +27,15 @@ pub const VERB: &str = "criu-probe";
 /// How long the process may take to say something, on a crowded machine.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
+/// How long it may take to bring it back page by page: its answer, and a little. Where CRIU, or the kernel, does not come to
+/// an end with that, it works otherwise all the same.
+pub(crate) const LAZY_WITHIN: Duration = Duration::from_secs(15);
+
 /// The process ends by itself after this, whoever has forgotten it.
 const HELD_FOR: Duration = Duration::from_secs(60);
+
+/// Longest reason that is passed on.
+const WHY_BYTES_MAX: usize = 1024;
 
 /// How often either of them looks for the other's file.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
@@ -52,9 +62,12 @@ pub fn main(criu: &Path, folder: &Path, entered: bool) -> ExitCode {
     };
     match outcome {
         Ok(process) => {
-            if let Err(why) = lazy_turn(criu, folder, process) {
+            // The one that was brought back has said everything. It is ours, and its pid is to be free.
+            let _ = waitpid(Some(process), WaitOptions::empty());
+            if let Err(why) = within(LAZY_WITHIN, || lazy_turn(criu, folder)) {
                 println!("{why}");
             }
+            // What is left of that ends with this process, the first one of its namespace.
             ExitCode::SUCCESS
         }
         Err(why) => {
@@ -143,14 +156,50 @@ fn remembers(folder: &Path, first: &[u8]) -> Result<(), String> {
     if again == first { Ok(()) } else { Err("a process that was brought back has other memory than before".to_owned()) }
 }
 
+/// Has another process do it, and gives it up after so long.
+fn within(limit: Duration, work: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+    let failed = |error: io::Error| format!("the probe of pages failed: {error}");
+    let (mut says, mut said) = io::pipe().map_err(failed)?;
+    match fork(None).map_err(failed)? {
+        Forked::Child => {
+            let done = work();
+            if let Err(why) = &done {
+                let _ = said.write_all(why.as_bytes());
+            }
+            exit_now(i32::from(done.is_err()));
+        }
+        Forked::Parent(worker) => {
+            drop(said);
+            let pidfd = pidfd_open(worker, PidfdFlags::empty()).map_err(io::Error::from).map_err(failed)?;
+            if !readable_within(&pidfd, limit).map_err(failed)? {
+                let _ = kill_process(worker, Signal::KILL);
+                let _ = waitpid(Some(worker), WaitOptions::empty());
+                return Err(format!("page by page it takes longer than {} s", limit.as_secs()));
+            }
+            let ended = waitpid(Some(worker), WaitOptions::empty()).map_err(io::Error::from).map_err(failed)?;
+            if ended.is_some_and(|(_, status)| status.exit_status() == Some(0)) {
+                return Ok(());
+            }
+            // Written before it ended: whoever it left behind may have this open for longer.
+            let mut why = vec![0; WHY_BYTES_MAX];
+            let length =
+                if readable_within(&says, Duration::ZERO).map_err(failed)? { says.read(&mut why) } else { Ok(0) };
+            why.truncate(length.map_err(failed)?);
+            Err(if why.is_empty() {
+                "the probe of pages was killed".to_owned()
+            } else {
+                String::from_utf8_lossy(&why).into()
+            })
+        }
+    }
+}
+
 /// Brings it back once more, with its pages one by one: it has none when it begins, so it can do nothing before one was
 /// brought. Says why that cannot be done for a sandbox.
-fn lazy_turn(criu: &Path, folder: &Path, process: Pid) -> Result<(), String> {
+fn lazy_turn(criu: &Path, folder: &Path) -> Result<(), String> {
     may_be_lazy().map_err(|error| format!("in a sandbox the kernel gives no userfaultfd: {error}"))?;
     let failed = |error: io::Error| format!("the probe of pages failed: {error}");
     let first = fs::read(folder.join(FIRST)).map_err(failed)?;
-    // The one before has said everything, and its pid is free.
-    let _ = waitpid(Some(process), WaitOptions::empty());
     for name in [ASK, AGAIN] {
         fs::remove_file(folder.join(name)).map_err(failed)?;
     }

@@ -30,8 +30,9 @@ use crate::shim::proto::{ShimReply, ShimRequest};
 use crate::store::snapshot::SnapshotFile;
 use crate::wait::readable_within;
 
-/// How long a probe may take before it is given up: its own limits, and a little.
-const PROBE_WITHIN: Duration = Duration::from_secs(30);
+/// How long a probe may take before it is given up: its own limits, and a little. What it finds out about pages has a limit
+/// of its own in that: nobody who can save memory is taken for one who cannot because that hangs.
+const PROBE_WITHIN: Duration = Duration::from_secs(30 + probe::LAZY_WITHIN.as_secs());
 
 /// What does not work is tried again after this: somebody may have installed a better one.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(30);
@@ -46,6 +47,10 @@ const NO_DISK: &str = "its disk is a filesystem in a file, which is another devi
 
 /// How to have one.
 const REMEDY: &str = "`scripts/prepare criu` fetches a CRIU that leaves the system as it is; VIV_CRIU names one";
+
+/// How to have memory brought back while it is used.
+const ALLOW: &str = "`sysctl vm.unprivileged_userfaultfd=1` allows it, and lets every user of the machine hold the kernel up in \
+     the middle of a copy";
 
 /// A CRIU that works here.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -96,6 +101,15 @@ impl Setting {
 
     fn now() -> Self {
         Self(fs::read_to_string(Self::PATH).ok())
+    }
+
+    /// Why restores are not lazy, with what would have them be if it is this setting, and what that costs.
+    fn explain(&self, why: String) -> String {
+        match self.0.as_deref().map(str::trim) {
+            Some("0") => format!("{why}; {ALLOW}"),
+            // It is allowed, or there is no such thing.
+            Some(_) | None => why,
+        }
     }
 }
 
@@ -216,7 +230,7 @@ impl LocalProvider {
     /// Why restores are not lazy, whatever CRIU and the kernel can.
     fn not_lazy(&self, why: Option<String>) -> Option<String> {
         match self.shared.config.keep_memory {
-            KeepMemory::Lazy => why,
+            KeepMemory::Lazy => why.map(|why| Setting::now().explain(why)),
             KeepMemory::Eager | KeepMemory::Off => Some("it is switched off here".to_owned()),
         }
     }
@@ -529,4 +543,22 @@ fn hear(command: &mut Command) -> io::Result<(bool, String)> {
     let _ = stdout.by_ref().take(REASON_BYTES_MAX).read_to_end(&mut said);
     let status = child.wait()?;
     Ok((status.success(), String::from_utf8_lossy(&said).trim().to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_would_have_restores_be_lazy_is_told_with_what_it_costs() {
+        let explained = |setting: Option<&str>| Setting(setting.map(str::to_owned)).explain("no".to_owned());
+        let told = explained(Some("0\n"));
+        assert!(
+            told.starts_with("no; `sysctl vm.unprivileged_userfaultfd=1`") && told.contains("every user"),
+            "{told}"
+        );
+        // Where that would change nothing, it is not said.
+        assert_eq!(explained(Some("1\n")), "no");
+        assert_eq!(explained(None), "no");
+    }
 }

@@ -49,7 +49,7 @@ impl Shim {
             note!("not all processes ended: {error}");
             self.answer_while_ending(&cause);
         }
-        self.leave_pages();
+        self.leave_pages(&cause);
         drop(self.uplink.take());
         if let Err(error) = self.cgroups.remove() {
             // They are empty; a destroy removes what is left.
@@ -67,7 +67,7 @@ impl Shim {
     }
 
     /// Between two attempts: whoever asks hears that it is ending, and whoever waits for the end goes on waiting.
-    fn answer_while_ending(&mut self, cause: &EndCause) {
+    pub(super) fn answer_while_ending(&mut self, cause: &EndCause) {
         self.clients.accept(&self.listener);
         let status = Box::new(self.status_as(InstanceState::Ending { cause: cause.clone() }));
         for index in 0.. {

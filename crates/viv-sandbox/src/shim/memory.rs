@@ -3,6 +3,9 @@
 //! The shim goes on serving while CRIU works: a helper process has the agent
 //! close its connections and becomes CRIU. When that fails, the processes run
 //! on as before, and the shim connects to the agent again.
+//!
+//! As long as pages are brought of the memory that it began with, nothing is
+//! begun: it stands still or runs as it did, and whoever talks to it does.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
@@ -50,9 +53,18 @@ const WHY: &str = "why";
 
 /// A dump on its way.
 pub(super) struct Checkpoint {
-    helper: Init,
-    tries: u32,
     order: Order,
+    step: Step,
+}
+
+enum Step {
+    /// The last page of the memory that it began with is waited for, until then: a dump of pages that are not there would
+    /// write zeros.
+    Pages(Instant),
+    Dump {
+        helper: Init,
+        tries: u32,
+    },
 }
 
 /// What was asked for.
@@ -68,8 +80,26 @@ struct Order {
 
 impl Checkpoint {
     /// To be polled.
-    pub(super) fn helper(&self) -> &OwnedFd {
-        &self.helper.pidfd
+    pub(super) fn helper(&self) -> Option<&OwnedFd> {
+        match &self.step {
+            Step::Pages(_) => None,
+            Step::Dump { helper, .. } => Some(&helper.pidfd),
+        }
+    }
+
+    /// When waiting for pages is over.
+    pub(super) fn waits_until(&self) -> Option<Instant> {
+        match self.step {
+            Step::Pages(until) => Some(until),
+            Step::Dump { .. } => None,
+        }
+    }
+
+    /// Somebody who asks again has time for so long.
+    pub(super) fn waits_for(&mut self, budget: Duration) {
+        if let Step::Pages(until) = &mut self.step {
+            *until = last_page_until(Instant::now(), budget);
+        }
     }
 
     /// Whether this operation asked for it.
@@ -79,9 +109,21 @@ impl Checkpoint {
 
     /// Nobody waits for it any more.
     pub(super) fn abandon(&self) {
-        self.helper.kill();
-        let _ = waitpid(Some(self.helper.pid), WaitOptions::empty());
+        if let Step::Dump { helper, .. } = &self.step {
+            helper.kill();
+            let _ = waitpid(Some(helper.pid), WaitOptions::empty());
+        }
     }
+}
+
+/// How long a dump waits for pages, of what a save may take: a quarter is left for the dump, or for saying why there is none.
+fn last_page_until(now: Instant, budget: Duration) -> Instant {
+    now + budget / 4 * 3
+}
+
+/// The middle between now and then.
+fn halfway(now: Instant, then: Instant) -> Instant {
+    now + then.saturating_duration_since(now) / 2
 }
 
 impl Shim {
@@ -97,14 +139,56 @@ impl Shim {
         }
         let failed = |what: String| ShimError::Failed { what };
         let dump = self.look_for_dump().map_err(failed)?;
-        // The agent cannot close anything while it stands still. It does again if this fails.
-        self.run_again()?;
         let fence =
             Fence { operation: mutation.operation.clone(), generation: mutation.generation, token: mutation.token };
-        let held_for = live.then(|| Duration::from_millis(mutation.budget_ms));
-        let order = Order { criu, dir: MemoryDir::new(folder), fence, dump, held_for };
-        self.start_dump(order, 1).map_err(|error| failed(format!("no memory is saved: {error}")))?;
+        let budget = Duration::from_millis(mutation.budget_ms);
+        let order = Order { criu, dir: MemoryDir::new(folder), fence, dump, held_for: live.then_some(budget) };
+        if self.pages.is_some() {
+            let step = Step::Pages(last_page_until(Instant::now(), budget));
+            self.checkpoint = Some(Checkpoint { order, step });
+        } else {
+            self.begin_dump(order)?;
+        }
         Ok(Handled::Checkpoint)
+    }
+
+    /// What waited for the last page goes on when it is there, or is given up in time.
+    pub(super) fn tend_waiting(&mut self) {
+        let waits_until = self.checkpoint.as_ref().and_then(Checkpoint::waits_until);
+        let is_late = match waits_until {
+            None => return,
+            Some(until) => Instant::now() >= until,
+        };
+        if self.pages.is_some() && !is_late {
+            return;
+        }
+        let Some(Checkpoint { order, .. }) = self.checkpoint.take() else { return };
+        // Nothing is ended for nobody: who asks again begins anew.
+        let Some(index) = self.clients.saving() else { return };
+        let begun = if self.pages.is_some() {
+            Err(ShimError::Failed { what: "its own memory is still being brought".to_owned() })
+        } else {
+            // Somebody may have mounted something since.
+            let dump = self.look_for_dump().map_err(|what| ShimError::Failed { what });
+            dump.and_then(|dump| self.begin_dump(Order { dump, ..order }))
+        };
+        if let (Err(error), Some(client)) = (begun, self.clients.get_mut(index)) {
+            client.saves(false);
+            client.say(&ShimReply::Error(error));
+        }
+    }
+
+    /// All of its memory is there.
+    fn begin_dump(&mut self, order: Order) -> Result<(), ShimError> {
+        // The agent cannot close anything while it stands still. It does again if this fails.
+        self.run_again()?;
+        self.start_dump(order, 1).map_err(|error| {
+            let _ = fs::remove_file(self.dir.dumping());
+            if self.frozen {
+                let _ = self.stop_running();
+            }
+            ShimError::Failed { what: format!("no memory is saved: {error}") }
+        })
     }
 
     /// What CRIU has to be told.
@@ -134,14 +218,13 @@ impl Shim {
         };
         let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
         self.may_leave = true;
-        self.checkpoint = Some(Checkpoint { helper: Init { pid, pidfd }, tries, order });
+        self.checkpoint = Some(Checkpoint { order, step: Step::Dump { helper: Init { pid, pidfd }, tries } });
         Ok(())
     }
 
     /// In the helper. Comes back only when something fails before CRIU does.
     fn dump(&self, order: &Order, log: &File) -> io::Error {
         let prepare = || -> io::Result<Call> {
-            self.await_pages()?;
             tell_to_quiesce(Path::new("run").join(SOCKET).as_path(), &order.fence, AWAY_MS)?;
             let mut call = Call::new(&order.criu, "dump");
             call.args(["-t", &self.init.pid.as_raw_nonzero().to_string(), "-o", DUMP_LOG]);
@@ -178,10 +261,11 @@ impl Shim {
         if let Next::End(cause, asked_by) = self.hear_agent()? {
             return Ok(Next::End(cause, asked_by));
         }
-        let Some(checkpoint) = self.checkpoint.take() else { return Ok(Next::Go) };
-        let (_, status) = waitpid(Some(checkpoint.helper.pid), WaitOptions::empty())?.ok_or(io::ErrorKind::NotFound)?;
+        let Some(Checkpoint { order, step: Step::Dump { helper, tries } }) = self.checkpoint.take() else {
+            return Ok(Next::Go);
+        };
+        let (_, status) = waitpid(Some(helper.pid), WaitOptions::empty())?.ok_or(io::ErrorKind::NotFound)?;
         let _ = fs::remove_file(self.dir.dumping());
-        let Checkpoint { order, tries, .. } = checkpoint;
         let index = self.clients.saving();
         let why = if status.exit_status() == Some(0) {
             if let Some(held_for) = order.held_for {
@@ -382,7 +466,8 @@ pub(super) fn restore(
     let is_worth_it = || lazy::bytes(&images).is_ok_and(|bytes| bytes >= lazy::BYTES_MIN);
     let mut lazily = None;
     if plan.lazy && is_worth_it() {
-        match restore.lazily() {
+        // What takes longer than half of the time is given up, so that there is as much for the other way.
+        match restore.lazily(halfway(Instant::now(), until)) {
             Ok(restored) => lazily = Some(restored),
             Err(error) => {
                 note!("its memory is brought at once, because it cannot be brought while it runs: {}", chain(&error));
@@ -392,7 +477,7 @@ pub(super) fn restore(
     }
     let (pid, pages) = match lazily {
         Some((pid, pages)) => (pid, Some(pages)),
-        None => (restore.criu(false)?, None),
+        None => (restore.criu(false, until)?, None),
     };
     // It is our child (we are the subreaper) and not waited for, so the pid is still its own.
     let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(io::Error::from).map_err(at("holding the agent"))?;
@@ -420,16 +505,20 @@ struct Restore<'a> {
 
 impl Restore<'_> {
     /// Has everything run, with somebody who brings its pages.
-    fn lazily(&self) -> Result<(Pid, Pages), CreateError> {
+    fn lazily(&self, until: Instant) -> Result<(Pid, Pages), CreateError> {
         let mut pages = Pages::start(self.dir, self.cgroups).map_err(at("starting who brings its pages"))?;
-        let restored = self.criu(true);
+        let restored = self.criu(true, until);
         pages.restored();
         match restored {
             Ok(pid) => Ok((pid, pages)),
             Err(error) => {
                 // Nobody of it is to read anything.
-                while let Err(error) = self.cgroups.kill(KILL_WITHIN) {
-                    note!("a restore that failed left processes: {error}");
+                while let Err(left) = self.cgroups.kill(KILL_WITHIN) {
+                    note!("a restore that failed left processes: {left}");
+                    if Instant::now() >= self.until {
+                        // Whoever undoes it all ends them, and their pages are held for as long as they are there.
+                        return Err(error);
+                    }
                 }
                 pages.dismiss();
                 Err(error)
@@ -456,8 +545,8 @@ impl Restore<'_> {
     }
 
     /// Runs CRIU, and answers with the first process.
-    fn criu(&self, lazily: bool) -> Result<Pid, CreateError> {
-        let Self { dir, record, cgroups, staged, criu, dump, images, until } = *self;
+    fn criu(&self, lazily: bool, until: Instant) -> Result<Pid, CreateError> {
+        let Self { dir, record, cgroups, staged, criu, dump, images, .. } = *self;
         let birthplace = cgroups.open_v2().map_err(at("opening the cgroup"))?;
         let pid_file = dir.first_pid();
         let call = || -> io::Result<Call> {
@@ -690,5 +779,27 @@ pub(super) fn become_new(
             return Err(io::Error::new(io::ErrorKind::TimedOut, "the agent does not become the new instance"));
         }
         std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn l13_whoever_tries_something_else_first_has_half_of_the_time_left() {
+        let now = Instant::now();
+        let then = now + Duration::from_secs(30);
+        assert_eq!(then - halfway(now, then), Duration::from_secs(15));
+        assert_eq!(halfway(then, now), then, "there is none left");
+    }
+
+    #[test]
+    fn l13_a_dump_waits_for_its_pages_for_as_long_as_the_save_may_take() {
+        let now = Instant::now();
+        let budget = Duration::from_secs(300);
+        let waits = last_page_until(now, budget) - now;
+        // No less than half of it, and not so long that nobody would hear why there is no dump.
+        assert!(waits >= budget / 2 && waits < budget, "{waits:?}");
     }
 }

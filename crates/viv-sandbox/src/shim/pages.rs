@@ -10,20 +10,21 @@
 //! processes have each of them open, from the moment that the kernel makes it, those of forks too: they share one table.
 //! Whichever of the two is killed, nothing is closed. When it is the server, the holder kills everything that could read
 //! before it ends itself; when it is the holder, the server goes on, and the shim ends the instance. The death of the shim
-//! changes nothing for either: what the guard kills wants no pages.
+//! changes nothing for either: what the guard kills wants no pages. Then they may be there after the instance, and after
+//! the next one of its name began: so the holder kills what it opened, and nothing by name (T5).
 
 use std::fs;
 use std::io::{self, PipeWriter};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, WaitOptions, pidfd_open, waitpid};
 use viv_core::EndCause;
 
 use super::serve::{Init, InitExit, Next, Shim};
-use crate::cgroup::InstanceCgroups;
+use crate::cgroup::{InstanceCgroups, OpenedCgroup};
 use crate::checkpoint::lazy;
 use crate::layout::InstanceDir;
 use crate::sys::clone::{Forked, close_all_but, exit_now, fork, fork_with_descriptors};
@@ -35,8 +36,8 @@ const KILL_WITHIN: Duration = Duration::from_secs(5);
 /// When nobody is left who wants a page, the holder ends within this.
 const END_WITHIN: Duration = Duration::from_secs(2);
 
-/// How long a dump waits for the last page of what it is to save: a gigabyte takes some seconds.
-const LAST_PAGE_WITHIN: Duration = Duration::from_secs(120);
+/// While that is waited for, those who ask are answered so often.
+const ANSWER_EVERY: Duration = Duration::from_millis(50);
 
 /// What the server leaves when it fails.
 const WHY: &str = "pages-why";
@@ -56,12 +57,15 @@ impl Pages {
         // A relative name: a socket's path has 108 bytes at the most.
         let listener = UnixListener::bind(lazy::SOCKET)?;
         let (restoring, pipe) = io::pipe()?;
+        let cgroup = cgroups.open_to_kill()?;
         match fork(None)? {
             Forked::Child => {
                 // None of the shim's connections, and not its lock.
-                close_all_but(&[listener.as_fd(), restoring.as_fd()]);
+                let mut keep = cgroup.descriptors();
+                keep.extend([listener.as_fd(), restoring.as_fd()]);
+                close_all_but(&keep);
                 let _ = rustix::process::setsid();
-                exit_now(i32::from(!hold(&listener, &restoring.into(), dir, cgroups)));
+                exit_now(i32::from(!hold(&listener, &restoring.into(), dir, &cgroup)));
             }
             Forked::Parent(pid) => {
                 let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
@@ -80,6 +84,11 @@ impl Pages {
         &self.holder.pidfd
     }
 
+    /// Whether they end in time.
+    fn end_within(&self, within: Duration) -> bool {
+        matches!(readable_within(&self.holder.pidfd, within), Ok(true))
+    }
+
     /// Why not all pages are there, once it is known.
     pub(super) fn outcome(&self, dir: &InstanceDir) -> Result<(), String> {
         match self.holder.wait(Duration::ZERO) {
@@ -91,13 +100,19 @@ impl Pages {
         }
     }
 
-    /// Nobody is left who could read a page: what was killed is waited for by now.
-    pub(super) fn dismiss(mut self) {
-        self.restored();
-        if !matches!(readable_within(&self.holder.pidfd, END_WITHIN), Ok(true)) {
+    /// Nobody is left who could read a page, and whoever does not see that by now never does.
+    fn leave(self) {
+        if !self.end_within(Duration::ZERO) {
             self.holder.kill();
         }
         let _ = waitpid(Some(self.holder.pid), WaitOptions::empty());
+    }
+
+    /// Nobody is left who could read a page: what was killed is waited for by now.
+    pub(super) fn dismiss(mut self) {
+        self.restored();
+        let _ = self.end_within(END_WITHIN);
+        self.leave();
     }
 }
 
@@ -110,11 +125,7 @@ impl Shim {
     /// Why pages are lost, of an instance that has ended or is to end for that. Those who bring them end with it, if not
     /// before.
     pub(super) fn why_pages_lost(&mut self) -> Option<String> {
-        let pages = self.pages.as_ref()?;
-        if !matches!(readable_within(pages.pidfd(), END_WITHIN), Ok(true)) {
-            return None;
-        }
-        let outcome = pages.outcome(&self.dir);
+        let outcome = self.pages.as_ref().filter(|pages| pages.end_within(Duration::ZERO))?.outcome(&self.dir);
         self.pages = None;
         if outcome.is_ok() {
             self.remove_images();
@@ -122,22 +133,28 @@ impl Shim {
         outcome.err()
     }
 
-    /// Nobody is left who could read a page.
-    pub(super) fn leave_pages(&mut self) {
-        if let Some(pages) = self.pages.take() {
-            pages.dismiss();
+    /// The agent is gone. While pages are brought that may be because they cannot be, and whoever holds them says so when
+    /// nobody waits for one any more: that is a moment later, in which others are served.
+    pub(super) fn agent_is_gone(&mut self) -> Next {
+        if self.pages.as_ref().is_some_and(|pages| !pages.end_within(Duration::ZERO)) {
+            let until = *self.pages_say_until.get_or_insert_with(|| Instant::now() + END_WITHIN);
+            if Instant::now() < until {
+                return Next::Go;
+            }
         }
-        self.remove_images();
+        Next::End(self.cause_of_agent_end(), None)
     }
 
-    /// In who is about to save all of it: waits until all of it is there.
-    pub(super) fn await_pages(&self) -> io::Result<()> {
-        match &self.pages {
-            Some(pages) if !readable_within(pages.pidfd(), LAST_PAGE_WITHIN)? => {
-                Err(io::Error::new(io::ErrorKind::TimedOut, "its own memory is still being brought"))
+    /// Nobody is left who could read a page.
+    pub(super) fn leave_pages(&mut self, cause: &EndCause) {
+        if let Some(pages) = self.pages.take() {
+            let until = Instant::now() + END_WITHIN;
+            while !pages.end_within(ANSWER_EVERY) && Instant::now() < until {
+                self.answer_while_ending(cause);
             }
-            Some(_) | None => Ok(()),
+            pages.leave();
         }
+        self.remove_images();
     }
 
     fn remove_images(&self) {
@@ -154,7 +171,7 @@ fn remove_if_there(path: &Path) -> io::Result<()> {
 }
 
 /// Holds what the server has open. True when the last page was brought; otherwise nobody is left who could read one.
-fn hold(listener: &UnixListener, restoring: &OwnedFd, dir: &InstanceDir, cgroups: &InstanceCgroups) -> bool {
+fn hold(listener: &UnixListener, restoring: &OwnedFd, dir: &InstanceDir, cgroup: &OpenedCgroup) -> bool {
     let why = match fork_with_descriptors() {
         Ok(Forked::Child) => {
             let served = lazy::serve(listener, restoring.as_fd(), &dir.unpacked());
@@ -172,7 +189,8 @@ fn hold(listener: &UnixListener, restoring: &OwnedFd, dir: &InstanceDir, cgroups
         },
         Err(error) => Some(format!("nobody brings its pages: {error}")),
     };
-    while let Err(error) = cgroups.kill(KILL_WITHIN) {
+    // As long as anybody is left, who could read: there is nothing else that this process is for.
+    while let Err(error) = cgroup.kill(KILL_WITHIN) {
         note!("not all processes ended that wait for pages: {error}");
     }
     if let Some(why) = why {

@@ -111,6 +111,8 @@ pub(super) struct Shim {
     pub(super) root: PathBuf,
     /// Pages of the memory that it began with are being brought.
     pub(super) pages: Option<Pages>,
+    /// The agent is gone, and until then those who bring pages may say that it is because of them.
+    pub(super) pages_say_until: Option<Instant>,
     /// Its memory is being saved.
     pub(super) checkpoint: Option<Checkpoint>,
     /// The agent was asked to be without us while it is saved, and has not left since. It may do so late: whoever asked
@@ -161,6 +163,7 @@ impl Shim {
             writable,
             root,
             pages,
+            pages_say_until: None,
             checkpoint: None,
             may_leave: false,
             uplink,
@@ -193,11 +196,18 @@ impl Shim {
         if self.control.has_pending() {
             wake_after = Some(Duration::ZERO);
         }
-        wake_after = [wake_after, self.space.waits_at_most()].into_iter().flatten().min();
+        let until = [self.pages_say_until, self.checkpoint.as_ref().and_then(Checkpoint::waits_until)];
+        let until = until.into_iter().flatten().min().map(|until| until.saturating_duration_since(Instant::now()));
+        wake_after = [wake_after, until, self.space.waits_at_most()].into_iter().flatten().min();
+        // That the agent is gone is known, and would be told again and again.
+        let (agent, control) = match (&self.pages, self.pages_say_until) {
+            (Some(pages), Some(_)) => (pages.pidfd().as_fd(), pages.pidfd().as_fd()),
+            (Some(_) | None, _) => (self.init.pidfd.as_fd(), self.control.stream().as_fd()),
+        };
         let mut fds = vec![
             PollFd::new(self.deadline.timer(), PollFlags::IN),
-            PollFd::new(&self.init.pidfd, PollFlags::IN),
-            PollFd::new(self.control.stream(), PollFlags::IN),
+            PollFd::from_borrowed_fd(agent, PollFlags::IN),
+            PollFd::from_borrowed_fd(control, PollFlags::IN),
             PollFd::new(&self.listener, PollFlags::IN),
             PollFd::new(self.guard.pidfd(), PollFlags::IN),
         ];
@@ -208,7 +218,8 @@ impl Shim {
         let space_at = fds.len();
         fds.extend(self.space.waits_for().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let saving_at = fds.len();
-        fds.extend(self.checkpoint.iter().map(|checkpoint| PollFd::new(checkpoint.helper(), PollFlags::IN)));
+        let helper = self.checkpoint.as_ref().and_then(Checkpoint::helper);
+        fds.extend(helper.map(|helper| PollFd::new(helper, PollFlags::IN)));
         let pages_at = fds.len();
         fds.extend(self.pages.iter().map(|pages| PollFd::new(pages.pidfd(), PollFlags::IN)));
         let fixed = fds.len();
@@ -231,8 +242,10 @@ impl Shim {
         {
             return Ok(Next::End(cause, asked_by));
         }
-        if ready[1] {
-            return Ok(Next::End(self.cause_of_agent_end(), None));
+        if (ready[1] || self.pages_say_until.is_some())
+            && let Next::End(cause, asked_by) = self.agent_is_gone()
+        {
+            return Ok(Next::End(cause, asked_by));
         }
         if (ready[2] || self.control.has_pending())
             && let Next::End(cause, asked_by) = self.hear_agent()?
@@ -252,6 +265,7 @@ impl Shim {
         {
             return Ok(Next::End(cause, asked_by));
         }
+        self.tend_waiting();
         for index in (fixed..ready.len()).filter(|&index| ready[index]) {
             if let Next::End(cause, asked_by) = self.handle_client(index - fixed) {
                 return Ok(Next::End(cause, asked_by));
@@ -284,7 +298,7 @@ impl Shim {
                     self.control = ControlConnection::absent()?;
                     break;
                 }
-                FromAgent::Lost => return Ok(Next::End(self.cause_of_agent_end(), None)),
+                FromAgent::Lost => return Ok(self.agent_is_gone()),
             }
         }
         Ok(Next::Go)
@@ -371,10 +385,11 @@ impl Shim {
         if let Some(mutation) = request.mutation() {
             self.admit(mutation)?;
         }
-        if let (Some(checkpoint), ShimRequest::Checkpoint { mutation, .. }) = (&self.checkpoint, &request)
+        if let (Some(checkpoint), ShimRequest::Checkpoint { mutation, .. }) = (&mut self.checkpoint, &request)
             && checkpoint.is_for(&mutation.operation)
         {
             // Who asked before is gone, and asks again.
+            checkpoint.waits_for(Duration::from_millis(mutation.budget_ms));
             return Ok(Handled::Checkpoint);
         }
         if self.checkpoint.is_some() && !request.goes_with_checkpoint() {

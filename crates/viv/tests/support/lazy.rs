@@ -49,6 +49,26 @@ while True:
     time.sleep(0.02)
 ";
 
+/// Holds as much, and has one child after another that goes at once.
+const FORK: &str = "
+import os, time
+held = [os.urandom(1 << 20) for _ in range(MIB)]
+n = 0
+while True:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    n += 1
+    print(f'{n} children')
+    time.sleep(0.001)
+";
+
+/// The program that holds so much and forks.
+pub fn forker(mib: u32) -> String {
+    FORK.replace("MIB", &mib.to_string())
+}
+
 /// The program that holds so much.
 pub fn holder(mib: u32) -> String {
     HOLD.replace("MIB", &mib.to_string())
@@ -95,9 +115,7 @@ pub fn servers(folder: &Path) -> Option<(Pid, Pid)> {
         let Some(pid) = entry.file_name().to_str().and_then(|name| Pid::from_raw(name.parse().ok()?)) else { continue };
         let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
         let is_shim = line.split(|&byte| byte == 0).any(|word| word == folder.as_os_str().as_encoded_bytes());
-        let links = fs::read_dir(entry.path().join("fd")).into_iter().flatten().flatten();
-        let mut links = links.filter_map(|link| fs::read_link(link.path()).ok());
-        if is_shim && links.any(|link| link.to_string_lossy().contains("userfaultfd")) {
+        if is_shim && held_by(pid) > 0 {
             let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
             let parent = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok());
             found.push((pid, parent.and_then(Pid::from_raw)));
@@ -131,6 +149,13 @@ pub fn until_ended(pid: Pid) {
         let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
         stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
     });
+}
+
+/// How many descriptors of `userfaultfd` a process has.
+pub fn held_by(pid: Pid) -> usize {
+    let links = fs::read_dir(format!("/proc/{}/fd", pid.as_raw_nonzero())).into_iter().flatten().flatten();
+    let links = links.filter_map(|link| fs::read_link(link.path()).ok());
+    links.filter(|link| link.to_string_lossy().contains("userfaultfd")).count()
 }
 
 /// Has the server of an instance stand still for most of the time, and in the end for good.

@@ -100,7 +100,30 @@ impl Missing {
         Some(Piece { address, bytes: bytes.min(bytes_max), offset })
     }
 
-    pub(super) fn put(&mut self, piece: Piece) {
+    /// How many pieces there are, which is what it takes of memory.
+    pub(super) fn pieces(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether anything is missing between two addresses.
+    pub(super) fn has_any(&self, start: u64, end: u64) -> bool {
+        let last = self.0.range(..end).next_back();
+        start < end && last.is_some_and(|(&address, &(bytes, _))| address + bytes > start)
+    }
+
+    /// The page at an address, if it is missing.
+    pub(super) fn page(&self, address: u64) -> Option<Piece> {
+        let (&start, &(bytes, offset)) = self.0.range(..=address).next_back()?;
+        let within = address - start;
+        (within < bytes).then_some(Piece { address, bytes: PAGE_BYTES, offset: offset + within })
+    }
+
+    #[cfg(test)]
+    pub(super) fn put_all(&mut self, pieces: impl IntoIterator<Item = Piece>) {
+        pieces.into_iter().for_each(|piece| self.put(piece));
+    }
+
+    fn put(&mut self, piece: Piece) {
         self.0.insert(piece.address, (piece.bytes, piece.offset));
     }
 
@@ -213,6 +236,14 @@ mod tests {
         assert_eq!(missing.take(0, 10 * PAGE_BYTES), []);
         assert_eq!(all(&missing), [piece(10, 5, 0), piece(16, 2, 6), piece(32, 3, 12)]);
         assert_eq!(missing.first(2 * PAGE_BYTES), Some(piece(10, 2, 0)));
+        let page = |number: u64| missing.page(number * PAGE_BYTES);
+        assert_eq!(
+            [9, 10, 14, 15, 17, 34, 35].map(page).map(|page| page.map(|page| page.offset / PAGE_BYTES)),
+            [None, Some(0), Some(4), None, Some(7), Some(14), None]
+        );
+        let has_any = |first: u64, end: u64| missing.has_any(first * PAGE_BYTES, end * PAGE_BYTES);
+        assert!(has_any(14, 15) && has_any(0, 11) && has_any(15, 17) && has_any(0, 100));
+        assert!(!has_any(15, 16) && !has_any(0, 10) && !has_any(18, 32) && !has_any(35, 100) && !has_any(14, 14));
         // Moved, also onto where it was.
         missing.shift(11 * PAGE_BYTES, 12 * PAGE_BYTES, 2 * PAGE_BYTES);
         assert_eq!(
