@@ -654,8 +654,10 @@ mod tests {
         found.iter().filter_map(number).collect()
     }
 
-    /// Of each sum that can be limited: its name, and a sandbox's limits and a quota of so much of it.
-    const SUMS: [(&str, fn(u64) -> ResourceLimits, fn(u64) -> SumsMax); 4] = [
+    /// A sum that can be limited: its name, and a sandbox's limits and a quota of so much of it.
+    type Summed = (&'static str, fn(u64) -> ResourceLimits, fn(u64) -> SumsMax);
+
+    const SUMS: [Summed; 4] = [
         (
             "cpu_millis",
             |of| ResourceLimits { cpu_millis: Some(of), ..ResourceLimits::default() },
