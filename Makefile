@@ -39,9 +39,10 @@ build: ## build everything
 fmt: ## format
 	$(CARGO) fmt --all
 
-lint: ## formatting and clippy, as CI wants them
+lint: ## formatting and clippy, as CI wants them; the feature otlp too
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) clippy --workspace --features viv/otlp --bin viv --test traces --locked -- -D warnings
 
 # What decides whether a change lands gives the same answer twice: properties are tried with the same cases each time.
 # `make explore` tries others.
