@@ -15,7 +15,8 @@ use viv_chaos::{Damage, Rng};
 use viv_core::SandboxId;
 use viv_core::exec::{ExecSpec, OutputEvent};
 use viv_core::lifecycle::{PhaseName, Sandbox, Status};
-use viv_core::spec::{Policy, Project, SandboxSpec};
+use viv_core::limits::ResourceLimits;
+use viv_core::spec::{Egress, Image, Network, Policy, Project, SandboxSpec};
 use viv_engine::{
     CreateRequest, Engine, EngineConfig, EngineError, Failpoint, KeyedBy, SpareClass, SparesConfig, Which,
 };
@@ -27,18 +28,23 @@ const LONG: Duration = Duration::from_secs(60);
 
 /// Spares of the default kind, so many.
 fn spares(min: u32, max: u32) -> SparesConfig {
-    let class = SpareClass { name: "default".to_owned(), spec: SandboxSpec::default(), min, max };
-    SparesConfig { classes: vec![class], ..SparesConfig::default() }
+    of_classes(vec![("default", SandboxSpec::default())], min, max)
+}
+
+/// Spares of several kinds, so many of each.
+fn of_classes(classes: Vec<(&str, SandboxSpec)>, min: u32, max: u32) -> SparesConfig {
+    let class = |(name, spec): (&str, _)| SpareClass { name: name.to_owned(), spec, min, max };
+    SparesConfig { classes: classes.into_iter().map(class).collect(), ..SparesConfig::default() }
 }
 
 async fn ready(engine: &Engine) -> usize {
     engine.spares().await.unwrap()[0].ready.len()
 }
 
-/// Waits until so many can be claimed.
+/// Waits until so many of each class can be claimed.
 async fn until_ready(engine: &Engine, count: usize) {
     for _ in 0..2_000 {
-        if ready(engine).await >= count {
+        if engine.spares().await.unwrap().iter().all(|class| class.ready.len() >= count) {
             return;
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -56,9 +62,14 @@ fn with(number: usize) -> CreateRequest {
 
 /// What a command in there says its environment is.
 async fn whose(engine: &Engine, id: &SandboxId) -> String {
+    said(engine, id, Program::ReadEnv { name: "WHOSE".to_owned() }).await
+}
+
+/// What a command in there says.
+async fn said(engine: &Engine, id: &SandboxId, program: Program) -> String {
     let handle = engine.work_in(&Project::default(), &Which::Id(id.clone()), None).await.unwrap();
     let execution = handle.new_execution();
-    let argv = Program::ReadEnv { name: "WHOSE".to_owned() }.argv();
+    let argv = program.argv();
     handle.execute(&execution, &ExecSpec { argv, ..ExecSpec::default() }).await.unwrap();
     let (mut output, mut said) = (handle.attach(&execution, 0, true).await.unwrap(), Vec::new());
     while let Some(event) = output.next().await.unwrap() {
@@ -71,10 +82,15 @@ async fn whose(engine: &Engine, id: &SandboxId) -> String {
 
 /// The lines that say that this was created, and whether each came from a spare.
 async fn created(store: &MemoryStore, id: &SandboxId) -> Vec<bool> {
+    created_from(store, id).await.iter().map(Option::is_some).collect()
+}
+
+/// The same, with the class of the spare.
+async fn created_from(store: &MemoryStore, id: &SandboxId) -> Vec<Option<String>> {
     let filter = JournalFilter { sandbox: Some(id.clone()), ..JournalFilter::default() };
     let lines = store.journal(Cursor(0), &filter, 1_000).await.unwrap();
     let created = lines.iter().filter(|line| line.line.kind == "sandbox.created");
-    created.map(|line| line.line.data.get("spare").is_some()).collect()
+    created.map(|line| line.line.data["spare"]["class"].as_str().map(str::to_owned)).collect()
 }
 
 #[test]
@@ -127,6 +143,75 @@ fn l19_incident_19_500_claims_by_50_clients_are_500_different_sandboxes_that_wor
         let (listed, _) = place.engine.list(&ListQuery { limit: 1_000, ..ListQuery::default() }).await.unwrap();
         assert_eq!(listed.len(), 500);
         assert!(listed.iter().all(|view| all.contains(&view.sandbox.id)));
+    });
+}
+
+/// Kinds that differ in one thing each.
+fn kinds() -> Vec<(&'static str, SandboxSpec)> {
+    let ships = SandboxSpec::default;
+    let limits = ResourceLimits { memory_bytes: Some(64 << 20), ..ResourceLimits::default() };
+    vec![
+        ("default", ships()),
+        ("python", SandboxSpec { image: Image::Named { name: "python".to_owned() }, ..ships() }),
+        ("node", SandboxSpec { image: Image::Named { name: "node".to_owned() }, ..ships() }),
+        ("small", SandboxSpec { limits, ..ships() }),
+        ("online", SandboxSpec { network: Network { egress: Egress::All }, ..ships() }),
+        ("elsewhere", SandboxSpec { workdir: "/elsewhere".to_owned(), ..ships() }),
+        ("packages", SandboxSpec { packages: true, ..ships() }),
+    ]
+}
+
+#[test]
+fn l19_each_claim_gets_a_spare_of_its_own_class_or_none() {
+    paused(async {
+        let place = place_with(|config| config.spares = of_classes(kinds(), 2, 2)).await;
+        until_ready(&place.engine, 2).await;
+        let mut own: BTreeMap<String, BTreeSet<SandboxId>> = BTreeMap::new();
+        for class in place.engine.spares().await.unwrap() {
+            own.insert(class.class.name, class.ready.into_iter().map(|(id, _)| id).collect());
+        }
+        let all: BTreeSet<&SandboxId> = own.values().flatten().collect();
+        assert_eq!((own.len(), all.len()), (kinds().len(), 2 * kinds().len()), "each is of one class: {own:?}");
+        // One after the other in turn, so that the first in one pool is never the first that was made.
+        for number in 0..2 {
+            for (name, spec) in kinds().into_iter().rev() {
+                let mut request = with(number);
+                request.spec = SandboxSpec { env: request.spec.env, ..spec.clone() };
+                let made = place.engine.create(request.clone()).await.unwrap().view.sandbox;
+                assert!(own.get_mut(name).unwrap().remove(&made.id), "{name}: {} is not of {own:?}", made.id);
+                assert_eq!(created_from(&place.store, &made.id).await, [Some(name.to_owned())], "{name}");
+                let view = place.engine.wait_ready(&made.id, LONG).await.unwrap();
+                assert_eq!((view.status, view.sandbox.generation.0), (Status::Ready, 1), "{name}: not made anew");
+                assert_eq!((&view.sandbox.spec, view.sandbox.spec.of_instance()), (&request.spec, spec.clone()));
+                // What it was made with is what it runs with.
+                assert_eq!(whose(&place.engine, &made.id).await, format!("client-{number}"), "{name}");
+                assert_eq!(said(&place.engine, &made.id, Program::PrintDirectory).await, spec.workdir, "{name}");
+            }
+        }
+        for class in place.engine.spares().await.unwrap() {
+            let counted = (class.claimed, class.missed, class.broken);
+            assert_eq!(counted, (2, 0, 0), "{class:?}");
+        }
+        // Who is of no class takes from none, and is missed by none; who is of one that is used up takes from no other.
+        until_ready(&place.engine, 2).await;
+        let mut other = request();
+        other.spec.image = Image::Named { name: "go".to_owned() };
+        let id = place.made(other).await;
+        assert_eq!(created_from(&place.store, &id).await, [None]);
+        let mut python = with(9);
+        python.spec.image = kinds()[1].1.image.clone();
+        let mut from = Vec::new();
+        for _ in 0..5 {
+            let made = place.engine.create(python.clone()).await.unwrap().view.sandbox.id;
+            from.extend(created_from(&place.store, &made).await);
+        }
+        assert_eq!(from.len(), 5, "{from:?}");
+        assert!(from.iter().flatten().all(|class| class == "python") && from.contains(&None), "{from:?}");
+        for class in place.engine.spares().await.unwrap() {
+            let (claimed, missed) = (class.claimed, class.missed);
+            let wanted = if class.class.name == "python" { (claimed, 7 - claimed) } else { (2, 0) };
+            assert_eq!((claimed, missed), wanted, "{class:?}");
+        }
     });
 }
 

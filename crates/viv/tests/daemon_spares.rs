@@ -108,6 +108,10 @@ fn l19_claims_of_many_are_different_sandboxes_that_know_whose_they_are() {
     let all = status.claimed_total + status.missed_total;
     assert_eq!((status.claimed_total, all), (claimed, asked as u64), "{status:?}");
     assert!(claimed >= 4, "{status:?}");
+    println!(
+        "{asked} claims by {clients} clients: {claimed} got a spare, {} were made; ids, hostnames and machine ids {asked} of each",
+        asked as u64 - claimed
+    );
     let figures = daemon.viv().args(["spares", "--json"]).output().unwrap();
     let figures: SpareClass = serde_json::from_slice(&figures.stdout).unwrap();
     assert_eq!((figures.name.as_str(), figures.claimed_total), ("plain", claimed));

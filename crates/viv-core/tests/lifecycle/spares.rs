@@ -5,7 +5,8 @@ use viv_core::lifecycle::{
     Cause, Desired, Effect, EntryKind, Event, Failure, FailureKind, Finding, Moment, NewSandbox, Outcome, Phase,
     PhaseName, Sandbox, Seen, Timings, claim, outstanding,
 };
-use viv_core::spec::{Project, SandboxSpec};
+use viv_core::limits::ResourceLimits;
+use viv_core::spec::{Egress, Image, Network, Project, SandboxSpec};
 use viv_core::{Generation, SnapshotId};
 
 use crate::setup::{NOW_MS, after, claimed, created_with_service, delete, done, evidence, seen, spare, stop, wanted};
@@ -57,8 +58,27 @@ fn l19_only_what_is_a_spare_and_fits_is_claimed() {
     assert_eq!(claim_at(&gone, wanted(true)), None);
     let lost = after(&good, &seen(&good, Seen::Absent, NOW_MS), NOW_MS);
     assert_eq!(claim_at(&lost, wanted(true)), None);
-    let other = SandboxSpec { workdir: "/elsewhere".to_owned(), ..SandboxSpec::default() };
-    assert_eq!(claim_at(&good, NewSandbox { spec: other, ..wanted(true) }), None);
+    // To the letter: one thing that an instance is made of, and it is another kind.
+    let ships = SandboxSpec::default;
+    let limits = |limits| SandboxSpec { limits, ..ships() };
+    let others = [
+        SandboxSpec { workdir: "/elsewhere".to_owned(), ..ships() },
+        SandboxSpec { image: Image::Named { name: "python".to_owned() }, ..ships() },
+        SandboxSpec { image: Image::Directory { path: "/srv/root".to_owned() }, ..ships() },
+        SandboxSpec { network: Network { egress: Egress::All }, ..ships() },
+        SandboxSpec { packages: true, ..ships() },
+        limits(ResourceLimits { cpu_millis: Some(500), ..ResourceLimits::default() }),
+        limits(ResourceLimits { memory_bytes: Some(64 << 20), ..ResourceLimits::default() }),
+        limits(ResourceLimits { processes: Some(64), ..ResourceLimits::default() }),
+        limits(ResourceLimits { disk_bytes: Some(64 << 20), ..ResourceLimits::default() }),
+        limits(ResourceLimits { open_files: Some(64), ..ResourceLimits::default() }),
+    ];
+    for other in others {
+        let own = Sandbox { spec: other.clone(), ..good.clone() };
+        assert_eq!(claim_at(&good, NewSandbox { spec: other.clone(), ..wanted(true) }), None, "{other:?}");
+        assert!(claim_at(&own, NewSandbox { spec: other.clone(), ..wanted(true) }).is_some(), "{other:?}");
+        assert_eq!(claim_at(&own, wanted(true)), None, "{other:?}");
+    }
     let origin: Option<SnapshotId> = Some("snp_a".parse().unwrap());
     assert_eq!(claim_at(&good, NewSandbox { origin, ..wanted(true) }), None);
     assert_eq!(claim_at(&good, NewSandbox { project: Project::spares(), ..wanted(true) }), None);
