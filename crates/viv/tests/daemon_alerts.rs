@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -19,6 +20,7 @@ use viv_api::execution::StartExecution;
 use viv_api::query::ListEvents;
 use viv_api::sandbox::{CreateSandbox, EnsureSandbox, Status};
 use viv_core::SandboxId;
+use viv_engine::alert::RULES;
 use viv_provider::Provider;
 
 /// Judged every second, told at once.
@@ -287,6 +289,31 @@ fn o3_the_runbook_runs() {
         assert_eq!(states["before"].is_object(), report == "REPORT", "{states:#}");
         assert!(states["after"]["phase"].is_string(), "{states:#}");
     }
+}
+
+/// What each alert says to begin with can be typed as it stands, and answers on a daemon on which nothing is wrong.
+#[test]
+fn o5_each_command_that_an_alert_names_runs() {
+    let daemon = house("");
+    let made = daemon.create();
+    let all = daemon.client().alerts().unwrap().items;
+    let names: BTreeSet<&str> = all.iter().map(|alert| alert.name.as_str()).collect();
+    assert_eq!(names, RULES.iter().map(|rule| rule.name).collect(), "each rule is told of");
+    let commands: BTreeSet<&str> = all.iter().map(|alert| alert.command.as_str()).collect();
+    for command in commands {
+        let mut words = command.split_whitespace().map(|word| if word == "SANDBOX" { made.id.as_str() } else { word });
+        assert_eq!(words.next(), Some("viv"), "{command}");
+        let done = daemon.viv().args(words.clone()).output().unwrap();
+        let (said, why) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+        assert_eq!(done.status.code(), Some(0), "{command}: {said}{why}");
+        // What an operator reads is there for programs too.
+        let done = daemon.viv().arg("--json").args(words).output().unwrap();
+        assert_eq!(done.status.code(), Some(0), "--json of {command}: {}", String::from_utf8_lossy(&done.stderr));
+        let text = String::from_utf8(done.stdout).unwrap();
+        let read: Result<Vec<serde_json::Value>, _> = serde_json::Deserializer::from_str(&text).into_iter().collect();
+        assert!(read.is_ok(), "--json of {command}: {text}");
+    }
+    daemon.remove(&made.id);
 }
 
 /// A persistent sandbox with a file in it.
