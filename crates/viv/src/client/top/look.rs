@@ -60,8 +60,16 @@ impl Look {
         }
     }
 
+    /// Who is at work.
+    fn tasks(&self) -> Result<Vec<Task>, ClientError> {
+        let state = vec![TaskState::Preparing, TaskState::Running, TaskState::Committing];
+        let limit = Some(PageLimit::nearest(TASKS_MAX));
+        Ok(self.client.tasks(&ListTasks { limit, state, ..ListTasks::default() })?.items)
+    }
+
     /// All of them with their figures.
     pub(super) fn at_all(&self) -> anyhow::Result<Vec<Seen>> {
+        let tasks = self.tasks()?;
         let mut seen = Vec::new();
         for sandbox in self.client.list_all(self.query()) {
             let sandbox = sandbox?;
@@ -74,7 +82,8 @@ impl Look {
                 }
                 Err(error) => return Err(error.into()),
             };
-            seen.push(Seen { sandbox, resources, task: None });
+            let task = tasks.iter().find(|task| task.sandbox == sandbox.id).cloned();
+            seen.push(Seen { sandbox, resources, task });
         }
         Ok(seen)
     }
@@ -83,9 +92,7 @@ impl Look {
     pub(super) fn at_a_page(&self) -> Result<(Vec<Seen>, bool), ClientError> {
         let query = ListSandboxes { limit: Some(PageLimit::nearest(SANDBOXES_MAX)), ..self.query() };
         let page = self.client.list(&query)?;
-        let state = vec![TaskState::Preparing, TaskState::Running, TaskState::Committing];
-        let limit = Some(PageLimit::nearest(TASKS_MAX));
-        let tasks = self.client.tasks(&ListTasks { limit, state, ..ListTasks::default() })?.items;
+        let tasks = self.tasks()?;
         let (mut seen, mut asked) = (Vec::new(), 0);
         for sandbox in page.items {
             let runs =

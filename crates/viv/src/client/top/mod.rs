@@ -50,6 +50,8 @@ enum Sort {
     Cpu,
     Memory,
     Probed,
+    Task,
+    Cause,
 }
 
 pub(super) fn run(args: &Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {

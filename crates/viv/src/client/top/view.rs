@@ -13,15 +13,15 @@ use crate::text::bytes;
 const AROUND: usize = 3;
 
 /// What stands above the columns, with the key that sorts by it.
-const HEAD: [(&str, Option<Sort>); 8] = [
-    ("NAME", Some(Sort::Name)),
-    ("STATUS", Some(Sort::Status)),
-    ("AGE", Some(Sort::Age)),
-    ("CPU%", Some(Sort::Cpu)),
-    ("MEMORY", Some(Sort::Memory)),
-    ("PROBED", Some(Sort::Probed)),
-    ("TASK", None),
-    ("CAUSE", None),
+const HEAD: [(&str, Sort); 8] = [
+    ("NAME", Sort::Name),
+    ("STATUS", Sort::Status),
+    ("AGE", Sort::Age),
+    ("CPU%", Sort::Cpu),
+    ("MEMORY", Sort::Memory),
+    ("PROBED", Sort::Probed),
+    ("TASK", Sort::Task),
+    ("CAUSE", Sort::Cause),
 ];
 
 const KEYS: &str = "q quit  ↑↓ mark  s stop  l logs  d diagnosis  ? keys";
@@ -32,7 +32,8 @@ q, Ctrl-C     leave
 s             stop the one that is marked; persistent ones are saved
 l             its logs
 d             what is wrong with it
-N S A C M P   sort by name, status, age, CPU, memory, or how old the evidence is; again: the other way round
+N S A C M P   sort by name, status, age, CPU, memory, how old the evidence is,
+T W           task, or why it is as it is; again: the other way round
 Esc           back";
 
 /// A key.
@@ -91,6 +92,8 @@ pub(super) fn sort(seen: &mut [Seen], by: Sort, reversed: bool) {
             }
             Sort::Memory => usage(b).memory_bytes.cmp(&usage(a).memory_bytes),
             Sort::Probed => a.sandbox.evidence.latest_at_ms().cmp(&b.sandbox.evidence.latest_at_ms()),
+            Sort::Task => some_first(task(a), task(b)),
+            Sort::Cause => some_first(cause(a), cause(b)),
         }
     };
     seen.sort_by(|a, b| {
@@ -100,8 +103,21 @@ pub(super) fn sort(seen: &mut [Seen], by: Sort, reversed: bool) {
     });
 }
 
+/// Those that have one stand before those that have none.
+fn some_first(a: Option<String>, b: Option<String>) -> Ordering {
+    (a.is_none(), a).cmp(&(b.is_none(), b))
+}
+
 fn name(one: &Seen) -> String {
     one.sandbox.name.clone().unwrap_or_else(|| one.sandbox.id.to_string())
+}
+
+fn task(one: &Seen) -> Option<String> {
+    one.task.as_ref().map(|task| format!("{} {}", task.state.as_str(), task.id))
+}
+
+fn cause(one: &Seen) -> Option<String> {
+    one.sandbox.cause.as_ref().map(|cause| cause.code.clone())
 }
 
 impl View {
@@ -200,6 +216,8 @@ impl View {
             Key::Char('C') => self.sort_by(Sort::Cpu),
             Key::Char('M') => self.sort_by(Sort::Memory),
             Key::Char('P') => self.sort_by(Sort::Probed),
+            Key::Char('T') => self.sort_by(Sort::Task),
+            Key::Char('W') => self.sort_by(Sort::Cause),
             Key::Char(asked @ ('s' | 'l' | 'd')) => {
                 let Some(one) = self.seen.get(self.marked_at()) else { return Ask::Nothing };
                 let sandbox = one.sandbox.id.clone();
@@ -264,10 +282,10 @@ impl View {
     /// The head, and those that fit.
     fn table(&self, from: usize, page: usize, now_ms: u64) -> Vec<String> {
         let head = HEAD.map(|(word, sort)| {
-            let mark = match sort {
-                Some(sort) if sort == self.sort && self.reversed => "↑",
-                Some(sort) if sort == self.sort => "↓",
-                Some(_) | None => "",
+            let mark = match (sort == self.sort, self.reversed) {
+                (true, true) => "↑",
+                (true, false) => "↓",
+                (false, true | false) => "",
             };
             format!("{word}{mark}")
         });
@@ -283,19 +301,19 @@ impl View {
     }
 }
 
-fn row(Seen { sandbox, resources, task }: &Seen, now_ms: u64) -> Vec<String> {
+fn row(one: &Seen, now_ms: u64) -> Vec<String> {
     let none = || NONE.to_owned();
-    let usage = resources.as_ref().and_then(|resources| resources.usage.clone()).unwrap_or_default();
-    let named = sandbox.name.clone().unwrap_or_else(|| sandbox.id.to_string());
+    let sandbox = &one.sandbox;
+    let usage = one.resources.as_ref().and_then(|resources| resources.usage.clone()).unwrap_or_default();
     let cells = [
-        named,
+        name(one),
         sandbox.status.to_string(),
         age(now_ms, Some(sandbox.created_at_ms)),
         usage.cpu_percent.map_or_else(none, |percent| format!("{percent:.1}")),
         usage.memory_bytes.map_or_else(none, bytes),
         age(now_ms, sandbox.evidence.latest_at_ms()),
-        task.as_ref().map_or_else(none, |task| format!("{} {}", task.state.as_str(), task.id)),
-        sandbox.cause.as_ref().map_or_else(none, |cause| cause.code.clone()),
+        task(one).unwrap_or_else(none),
+        cause(one).unwrap_or_else(none),
     ];
     cells.iter().map(|cell| clean(cell)).collect()
 }
@@ -305,6 +323,7 @@ mod tests {
     use super::super::super::show::tests::sandbox;
     use super::*;
     use viv_api::sandbox::Status;
+    use viv_api::task::Task;
 
     fn seen(name: &str, memory_bytes: u64, created_at_ms: u64) -> Seen {
         let mut one = sandbox();
@@ -338,6 +357,56 @@ mod tests {
             assert_eq!(order(&view), wanted, "{key}");
         }
         assert!(view.lines(24, 80, 100_000).0[1].starts_with("NAME↑"));
+    }
+
+    fn at_work(sandbox: &SandboxId, state: &str) -> Task {
+        serde_json::from_value(serde_json::json!({
+            "id": format!("tsk_{state}"), "project": "default", "sandbox": sandbox, "state": state, "run": 1, "steps": [],
+            "step": 0, "keep_alive": false, "reported": 0, "effects": [], "grants": [], "credentials": [],
+            "created_at_ms": 1, "created_by": "key", "times": {"requested_at_ms": 1},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn o1_every_column_has_what_is_so_and_sorts_by_it() {
+        let mut all = vec![seen("a", 10, 5), seen("b", 30, 1), seen("c", 20, 9)];
+        let set = |one: &mut Seen, status, cpu: f64, probed_at_ms, cause: Option<&str>| {
+            one.sandbox.status = status;
+            one.resources.as_mut().unwrap().usage.as_mut().unwrap().cpu_percent = Some(cpu);
+            one.sandbox.evidence.exec.as_mut().unwrap().checked_at_ms = probed_at_ms;
+            one.sandbox.evidence.filesystem.as_mut().unwrap().checked_at_ms = probed_at_ms;
+            one.sandbox.cause = one.sandbox.cause.take().zip(cause).map(|(mut before, code)| {
+                before.code = code.to_owned();
+                before
+            });
+        };
+        set(&mut all[0], Status::Lost, 0.0, 90_000, Some("supervisor_lost"));
+        set(&mut all[1], Status::Ready, 99.5, 98_000, None);
+        set(&mut all[2], Status::Frozen, 3.0, 40_000, Some("asked"));
+        all[1].task = Some(at_work(&all[1].sandbox.id, "running"));
+        all[2].task = Some(at_work(&all[2].sandbox.id, "preparing"));
+        let mut view = View::new(Sort::Name);
+        view.update(all, false);
+        let lines = view.lines(24, 120, 100_000).0;
+        let cells = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(cells(&lines[1]), ["NAME↓", "STATUS", "AGE", "CPU%", "MEMORY", "PROBED", "TASK", "CAUSE"]);
+        assert_eq!(cells(&lines[2]), ["a", "lost", "1m39s", "0.0", "10", "B", "10s", "-", "supervisor_lost"]);
+        assert_eq!(cells(&lines[3]), ["b", "ready", "1m39s", "99.5", "30", "B", "2s", "running", "tsk_running", "-"]);
+        assert_eq!(
+            cells(&lines[4]),
+            ["c", "frozen", "1m39s", "3.0", "20", "B", "1m", "preparing", "tsk_preparing", "asked"]
+        );
+        let statuses = [Status::Lost, Status::Ready, Status::Frozen];
+        let mut by_status: Vec<(Status, &str)> = statuses.into_iter().zip(["a", "b", "c"]).collect();
+        by_status.sort_unstable();
+        let by_status: String = by_status.into_iter().map(|(_, name)| name).collect();
+        for (key, wanted) in [('S', by_status.as_str()), ('C', "bca"), ('P', "cab"), ('T', "cba"), ('W', "cab")] {
+            view.key(Key::Char(key), 24);
+            assert_eq!(order(&view), wanted, "{key}");
+            view.key(Key::Char(key), 24);
+            assert_eq!(order(&view), wanted.chars().rev().collect::<String>(), "{key}, the other way round");
+        }
     }
 
     #[test]
