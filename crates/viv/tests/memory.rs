@@ -922,6 +922,7 @@ fn it_is_used_by_hand() {
     // What it cannot do is what was found, not what is known of kernels.
     let setting = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap_or_default();
     assert_eq!(doctor.contains("gives no userfaultfd"), setting.trim() != "1", "{doctor}");
+    assert_eq!(doctor.contains("`sysctl vm.unprivileged_userfaultfd=1` allows it"), setting.trim() == "0", "{doctor}");
     let (sandbox, _) = said(&["create"]);
     let count = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.05; done";
     let (execution, _) = said(&["exec", "--detach", &sandbox, "--", "sh", "-c", count]);
@@ -938,4 +939,15 @@ fn it_is_used_by_hand() {
     assert!(output.status.success() && errors.contains("its memory is not saved"), "{errors}");
     said(&["rm", &sandbox]);
     ground.assert_nothing_left();
+}
+
+/// Also on a machine that has none, which every other test of memory passes over.
+#[test]
+fn l13_without_a_criu_doctor_says_why_and_how_to_have_one() {
+    let ground = Ground::new();
+    let doctor = ground.verb("doctor").env("VIV_CRIU", "/no/such/criu").output().unwrap();
+    let doctor = String::from_utf8_lossy(&doctor.stdout).into_owned();
+    let line = doctor.lines().find(|line| line.contains("no   save memory: ")).unwrap_or_default();
+    assert!(line.contains("there is no program /no/such/criu") && line.contains("scripts/prepare criu"), "{doctor}");
+    assert!(!doctor.contains("memory is saved by"), "{doctor}");
 }

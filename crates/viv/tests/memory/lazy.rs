@@ -2,12 +2,15 @@
 //! reads anything else (L13, T10, L20).
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use viv_core::{EndCause, ExecutionId, SnapshotId};
-use viv_provider::{Capability, InstanceRef, InstanceState, Observation, Provider};
+use viv_provider::{
+    Capability, InstanceRef, InstanceSpec, InstanceState, Mutation, Observation, Provider, ProviderError,
+};
 
 use super::{LIFETIME, destroy, ground_with, python, restore, save, until_more, written};
 use crate::support::criu::criu;
@@ -240,4 +243,94 @@ async fn l13_what_cannot_be_brought_while_it_runs_is_brought_at_once() {
     assert!(ground.provider.criu().unwrap().not_lazy.unwrap().contains("userfaultfd"));
     told.tell("1");
     assert_eq!(ground.provider.criu().unwrap().not_lazy, None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn l13_what_waits_for_its_pages_to_be_saved_is_as_it_was_until_then() {
+    let Some(criu) = criu() else { return };
+    let _told = Told::allowed();
+    let (ground, _folder, _) = noted_ground(&criu, ":");
+    for is_frozen in [false, true] {
+        let middle = Middle::of(&ground).await;
+        let (instance, folder) = (&middle.instance, folder(&ground, &middle.instance));
+        let mutation = || mutation(instance.generation.0, 1);
+        if is_frozen {
+            ground.provider.freeze(&mutation(), &instance.sandbox).await.unwrap();
+        }
+        let stands_still = || {
+            let found = ground
+                .cgroups()
+                .into_iter()
+                .find_map(|all| fs::read_to_string(all.join(instance.sandbox.as_str()).join("cgroup.events")).ok());
+            found.is_some_and(|events| events.contains("frozen 1"))
+        };
+        let look = async {
+            // It is asked for what it is anyway, until that is refused: then the save has come.
+            let until = Instant::now() + SOON;
+            loop {
+                let (mutation, sandbox) = (mutation(), &instance.sandbox);
+                let asked = if is_frozen {
+                    ground.provider.freeze(&mutation, sandbox).await
+                } else {
+                    ground.provider.thaw(&mutation, sandbox).await
+                };
+                match asked {
+                    Err(ProviderError::Conflict { what }) if what.contains("memory is being saved") => break,
+                    Ok(()) => assert!(Instant::now() < until, "nobody saves it"),
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            let said = if is_frozen { None } else { Some(ground.run(instance, 1, "echo well").await.0) };
+            let is_as_it_was = stands_still() == is_frozen && !folder.join("dumping").exists();
+            assert!(servers(&folder).is_some(), "its pages are still being brought");
+            assert!(is_as_it_was, "frozen: {is_frozen}");
+            assert!(said.is_none_or(|said| said == "well\n"));
+            drop(middle.slowed);
+            let _ = kill_process(middle.server, Signal::CONT);
+        };
+        let (saved, ()) = tokio::join!(save(&ground, instance), look);
+        let saved = saved.unwrap();
+        assert!(saved.memory, "{saved:?}");
+        destroy(&ground, instance).await;
+        let seen = restore(&ground, instance, &saved.id).await;
+        assert_restored(&seen, instance);
+        assert_whole(&ground, &seen.instance, &middle.holder_of_memory).await;
+        destroy(&ground, &seen.instance).await;
+    }
+    ground.assert_nothing_left();
+}
+
+/// One that hangs when it is to be lazy, for any reason, works otherwise as well as ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn l13_a_criu_that_hangs_when_it_is_lazy_is_used_all_the_same() {
+    let Some(criu) = criu() else { return };
+    let _told = Told::allowed();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("criu");
+    let hangs = format!(
+        "#!/bin/sh\ncase \" $* \" in *' --lazy-pages '*) exec sleep 100000 ;; esac\nexec {} \"$@\"\n",
+        criu.display()
+    );
+    fs::write(&path, hangs).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    let ground = Ground::with(|config| config.criu = Some(path));
+    let not_lazy = ground.provider.criu().unwrap().not_lazy.unwrap();
+    assert!(not_lazy.contains("takes longer"), "{not_lazy}");
+    // It was found to be lazy, and hangs in the middle of a restore: there is time left for the other way.
+    let (ground, _folder, note) = noted_ground(&criu, "exec sleep 100000");
+    assert_eq!(ground.provider.criu().unwrap().not_lazy, None);
+    let sandbox = ground.create(LIFETIME).await;
+    let before = sandbox.instance();
+    let holder = hold(&sandbox, SOME_MIB).await;
+    until_more(&ground, &before, &holder, 0).await;
+    let snapshot = save(&ground, &before).await.unwrap();
+    destroy(&ground, &before).await;
+    let mutation = Mutation { budget_ms: 80_000, ..mutation(before.generation.0 + 1, 1) };
+    let spec = InstanceSpec::host(LIFETIME.as_millis() as u64);
+    let seen = ground.provider.restore(&mutation, &before.sandbox, &ground.owner, &spec, &snapshot.id).await.unwrap();
+    assert_restored(&seen, &before);
+    assert_eq!(times(&note), 1, "it was tried");
+    assert_whole(&ground, &seen.instance, &holder).await;
+    destroy(&ground, &seen.instance).await;
+    ground.assert_nothing_left();
 }
