@@ -15,8 +15,7 @@ use viv_provider::{
 use super::{LIFETIME, destroy, ground_with, python, restore, save, until_more, written};
 use crate::support::criu::criu;
 use crate::support::lazy::{
-    MUCH_MIB, SETTING, SOME_MIB, Slowed, Told, forker, held_by, holder, servers, until_all_wait_for_pages, until_ended,
-    wrote,
+    MUCH_MIB, SETTING, SOME_MIB, Slowed, Told, holder, servers, until_all_wait_for_pages, until_ended, wrote,
 };
 use crate::support::{Ground, SOON, Sandbox, eventually, mutation};
 
@@ -334,29 +333,6 @@ async fn l13_what_waits_for_its_pages_to_be_saved_is_as_it_was_until_then() {
         assert_whole(&ground, &seen.instance, &middle.holder_of_memory).await;
         destroy(&ground, &seen.instance).await;
     }
-    ground.assert_nothing_left();
-}
-
-/// Forks that go at once are nothing that is kept outside of the sandbox.
-#[tokio::test(flavor = "multi_thread")]
-async fn s1_children_that_are_gone_are_not_kept_by_who_brings_pages() {
-    const FORKS: usize = 30;
-    let Some(criu) = criu() else { return };
-    let _told = Told::allowed();
-    let (ground, _folder, _) = noted_ground(&criu, ":");
-    let middle = Middle::of_one(&ground, &forker(MUCH_MIB)).await;
-    let mut text = written(&ground, &middle.instance, &middle.holder_of_memory).await;
-    let before = text.lines().count();
-    while text.lines().count() < before + FORKS {
-        text = until_more(&ground, &middle.instance, &middle.holder_of_memory, text.len()).await;
-    }
-    let held = held_by(middle.server);
-    assert!(servers(&folder(&ground, &middle.instance)).is_some(), "its pages are still being brought");
-    assert!((1..FORKS / 3).contains(&held), "{held} are held, of which a few are alive");
-    drop(middle.slowed);
-    let _ = kill_process(middle.server, Signal::CONT);
-    assert_all_brought(&ground, &middle.instance);
-    destroy(&ground, &middle.instance).await;
     ground.assert_nothing_left();
 }
 

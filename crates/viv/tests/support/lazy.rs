@@ -49,26 +49,6 @@ while True:
     time.sleep(0.02)
 ";
 
-/// Holds as much, and has one child after another that goes at once.
-const FORK: &str = "
-import os, time
-held = [os.urandom(1 << 20) for _ in range(MIB)]
-n = 0
-while True:
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
-    n += 1
-    print(f'{n} children')
-    time.sleep(0.001)
-";
-
-/// The program that holds so much and forks.
-pub fn forker(mib: u32) -> String {
-    FORK.replace("MIB", &mib.to_string())
-}
-
 /// The program that holds so much.
 pub fn holder(mib: u32) -> String {
     HOLD.replace("MIB", &mib.to_string())
@@ -152,7 +132,7 @@ pub fn until_ended(pid: Pid) {
 }
 
 /// How many descriptors of `userfaultfd` a process has.
-pub fn held_by(pid: Pid) -> usize {
+fn held_by(pid: Pid) -> usize {
     let links = fs::read_dir(format!("/proc/{}/fd", pid.as_raw_nonzero())).into_iter().flatten().flatten();
     let links = links.filter_map(|link| fs::read_link(link.path()).ok());
     links.filter(|link| link.to_string_lossy().contains("userfaultfd")).count()
