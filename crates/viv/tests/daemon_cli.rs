@@ -95,8 +95,8 @@ fn s3_beyond_loopback_nothing_goes_without_a_key_and_the_command_line_finds_its_
     }
     assert_eq!(say(&daemon, &["--json", "ps"]), "", "and nothing was made");
     let file = daemon.data.join("key");
-    let mode = || fs::metadata(&file).unwrap().permissions().mode() & 0o7777;
-    assert_eq!(mode(), 0o600, "for its owner alone");
+    let bits = || fs::metadata(&file).unwrap().permissions().mode() & 0o7777;
+    assert_eq!(bits(), 0o600, "for its owner alone");
     let key = fs::read_to_string(&file).unwrap();
     let made = with(Some(key.trim())).unwrap().into_sandbox();
     daemon.wait_for(&made.id, "it is ready", |seen| seen.status == Status::Ready);
@@ -113,7 +113,7 @@ fn s3_beyond_loopback_nothing_goes_without_a_key_and_the_command_line_finds_its_
     fs::remove_file(&file).unwrap();
     daemon.restart();
     let fresh = fs::read_to_string(&file).unwrap();
-    assert!(mode() == 0o600 && fresh.len() == key.len() && fresh != key);
+    assert!(bits() == 0o600 && fresh.len() == key.len() && fresh != key);
     daemon.remove(&made.id);
     daemon.assert_nothing_left();
 }
