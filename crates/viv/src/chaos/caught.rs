@@ -8,6 +8,9 @@ use viv_api::sandbox::Phase;
 /// A step of a phase did not come to its end, and is tried again.
 const RETRYING: &str = "sandbox.retrying";
 
+/// The first time that a save did not come to its end.
+const SAVE_FAILED: &str = "sandbox.save_failed";
+
 /// Why what does not show that it works is given up.
 const GIVEN_UP: [&str; 4] = ["probe_failed", "provider_lost", "unresponsive", "memory_not_restored"];
 
@@ -51,7 +54,7 @@ pub(super) fn caught(events: &[Event], met: &[String], refused: bool, heard: boo
         if event.by.starts_with("reconciler:") {
             by.insert("a reconciler");
         }
-        if cause == "save_failed" {
+        if event.kind == SAVE_FAILED || cause == "save_failed" {
             by.insert("files kept until they are saved (L10)");
         }
     }
@@ -145,6 +148,19 @@ mod tests {
             moved(Phase::Verifying, Phase::Ready, "verified"),
         ];
         assert_eq!(of(&made), ["tried again as the same operation (L1)"]);
+    }
+
+    #[test]
+    fn p5_a_save_that_failed_kept_the_files_and_is_tried_again() {
+        let failed = [
+            moved(Phase::Ready, Phase::Hibernating, "user_hibernate"),
+            event(SAVE_FAILED, None, "user_hibernate"),
+            retrying(),
+            moved(Phase::Hibernating, Phase::Hibernated, "saved"),
+        ];
+        let kept = "files kept until they are saved (L10)";
+        assert_eq!(of(&failed), [kept, "tried again as the same operation (L1)"]);
+        assert_eq!(of(&failed[..2]), [kept]);
     }
 
     #[test]
