@@ -287,7 +287,9 @@ mod tests {
         fn resolve(&self, _: &Uri, _: &Config, _: NextTimeout) -> Result<ResolvedSocketAddrs, ureq::Error> {
             let answer = self.answers.lock().unwrap().pop_front().expect("asked more often than was thought");
             let mut found = self.empty();
-            answer.into_iter().for_each(|address| found.push(address));
+            for address in answer {
+                found.push(address);
+            }
             Ok(found)
         }
     }
