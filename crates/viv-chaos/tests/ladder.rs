@@ -63,6 +63,24 @@ fn l5_the_ladder_goes_down_by_itself_and_stays_down() {
     });
 }
 
+/// What was used right before it was frozen, later than is written down, goes on down like any other (seed 5217).
+#[test]
+fn l5_who_is_frozen_right_after_it_was_used_is_saved_after_its_window() {
+    paused(async {
+        let place = place_ticking(100, |_| {}).await;
+        let id = place.idling(true).await;
+        tokio::time::sleep(MINUTE).await;
+        place.start(&id, &["echo", "one"], false).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        place.start(&id, &["echo", "another"], false).await;
+        place.engine.freeze(&id, by()).await.unwrap();
+        tokio::time::sleep(14 * MINUTE).await;
+        assert_eq!(place.status(&id).await, Status::Frozen);
+        tokio::time::sleep(2 * MINUTE).await;
+        assert_eq!(place.status(&id).await, Status::Hibernated);
+    });
+}
+
 /// A foreground command is activity for as long as it runs, and the window begins with its end; a service is not (L6).
 #[test]
 fn l6_what_runs_in_the_foreground_keeps_it_awake_and_a_service_does_not() {

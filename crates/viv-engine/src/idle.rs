@@ -65,8 +65,14 @@ impl Inner {
     /// it is in use, and that is written down.
     pub(crate) async fn look_at_idle(self: &Arc<Self>, record: &Sandbox) -> Result<bool, EngineError> {
         let began_ms = self.clock.now_ms();
-        if record.phase == Phase::Ready && !is_planted(Planted::IdleUnread) {
-            let Some(used_at_ms) = self.used_at_ms(record).await else {
+        if !is_planted(Planted::IdleUnread) {
+            let used_at_ms = if record.phase == Phase::Ready {
+                self.used_at_ms(record).await
+            } else {
+                // Nothing runs in it, and it may have been used until it was frozen, later than is written down.
+                Some(self.knowledge.used_at_ms(&record.id, began_ms).unwrap_or(0))
+            };
+            let Some(used_at_ms) = used_at_ms else {
                 // Whether something runs in it is not known, so nothing follows (T7). Whoever does not answer is
                 // looked at.
                 self.signal_health(&record.id);
