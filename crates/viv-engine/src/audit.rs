@@ -197,7 +197,8 @@ impl Inner {
         let (mut items, mut instances) = (Vec::new(), Vec::new());
         for item in &listed.items {
             let record = self.store.get(&item.instance.sandbox).await?;
-            if provider_sync::is_left_over(record.as_ref(), &item.instance) {
+            // One that has ended since it was listed, and whose sandbox has gone on, is nothing that was left.
+            if provider_sync::is_left_over(record.as_ref(), &item.instance) && !self.is_gone(&item.instance).await {
                 let why = if record.is_none() { "it has no record" } else { "its sandbox has gone on to another one" };
                 items.push(instance(&item.instance, why));
                 instances.push(item.instance.clone());
@@ -217,6 +218,12 @@ impl Inner {
             outcome: AuditOutcome::Reported,
         }));
         Ok(Found { complete: listed.complete, items, instances, left })
+    }
+
+    /// Whether it was seen that it is not there any more.
+    async fn is_gone(&self, instance: &InstanceRef) -> bool {
+        let seen = self.within("a look at it", self.config.budgets.call, self.provider.observe(instance)).await;
+        seen.is_ok_and(|seen| seen.state == InstanceState::Absent)
     }
 
     /// Records that should have an instance and were not listed.

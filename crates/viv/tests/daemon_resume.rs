@@ -110,6 +110,8 @@ impl Stage {
     fn resume_in_vain(&self, meanwhile: impl FnOnce(&dyn Fn() -> bool)) -> Sandbox {
         let over = AtomicBool::new(false);
         thread::scope(|scope| {
+            // Whatever fails below, nobody watches for ever.
+            let _at_last = SetAtLast(&over);
             let watched = scope.spawn(|| self.watch(&over));
             let asked = scope.spawn(|| self.sandbox().ensure(&ensure_within(GIVEN_UP_MAX)));
             eventually_within(PATIENCE, "it is being resumed", || {
@@ -208,6 +210,15 @@ impl Stage {
     }
 }
 
+/// Is set when this goes.
+struct SetAtLast<'a>(&'a AtomicBool);
+
+impl Drop for SetAtLast<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 /// That it was refused by the daemon, in words, and not by a connection that waited long enough.
 fn refused<T: std::fmt::Debug>(what: &str, answer: Result<T, ClientError>) {
     match answer {
@@ -294,7 +305,8 @@ impl Stage {
         Self::hibernated(daemon, id)
     }
 
-    /// Kills all of the service that there is, from outside. Whether there was any.
+    /// Kills all of the service that there is, from outside, and waits until whoever started it knows. Whether there was
+    /// any.
     fn kill_service(&self) -> bool {
         let is_it = |pid: &u32| {
             let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -304,6 +316,8 @@ impl Stage {
         for &pid in &found {
             support::kill(pid, Signal::KILL);
         }
+        let is_reaped = |pid: &u32| !Path::new(&format!("/proc/{pid}")).exists();
+        eventually_within(PATIENCE, "it has ended", || found.iter().all(is_reaped));
         !found.is_empty()
     }
 

@@ -7,8 +7,10 @@
 //! One that is as it is recorded costs its share of a listing and of a page of records, and nothing else: neither a read
 //! of its own nor a write.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use viv_core::lifecycle::{Actor, Event, Ignored, Observed, Phase, PhaseName, Sandbox, Seen, Stepped, step};
@@ -27,20 +29,76 @@ use crate::probe::is_silent;
 /// How many records are read at a time.
 const PAGE: usize = 500;
 
-/// Instances without a record, or of an older generation than it, and when they were first seen so.
+/// Instances without a record, or of an older generation than it.
+///
+/// Listings overlap: the period's, and one by hand. Two of them that began before the instance was ended agree about what
+/// is not so any more, so one counts for a suspect only when it began after the one before it was compared (J1).
 #[derive(Debug, Default)]
-pub(crate) struct Suspects(Mutex<BTreeMap<InstanceRef, (u64, u32)>>);
+pub(crate) struct Suspects {
+    /// Listings that have begun.
+    begun: AtomicU64,
+    known: Mutex<BTreeMap<InstanceRef, Suspect>>,
+}
+
+/// One of them.
+#[derive(Debug)]
+struct Suspect {
+    /// When it was first seen so.
+    since_ms: u64,
+    /// Listings that it was in, one after the other.
+    listings: u32,
+    /// The number of the first listing that can count next.
+    next: u64,
+}
 
 impl Suspects {
     /// How many there are.
     pub(crate) fn len(&self) -> usize {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).len()
+        self.lock().len()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<InstanceRef, Suspect>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A listing begins: its number.
+    fn begin(&self) -> u64 {
+        self.begun.fetch_add(1, Ordering::SeqCst)
+    }
+
+    /// What this listing found, and nothing else, is suspected. Answers with how many are new, and since when and in how
+    /// many listings each was seen.
+    fn found(
+        &self,
+        listing: u64,
+        unknown: &BTreeSet<InstanceRef>,
+        now_ms: u64,
+    ) -> (usize, Vec<(InstanceRef, u64, u32)>) {
+        let mut known = self.lock();
+        known.retain(|instance, _| unknown.contains(instance));
+        let before = known.len();
+        let next = self.begun.load(Ordering::SeqCst);
+        for instance in unknown {
+            match known.entry(instance.clone()) {
+                Entry::Vacant(vacant) => {
+                    vacant.insert(Suspect { since_ms: now_ms, listings: 1, next });
+                }
+                Entry::Occupied(mut occupied) if listing >= occupied.get().next => {
+                    let suspect = occupied.get_mut();
+                    (suspect.listings, suspect.next) = (suspect.listings.saturating_add(1), next);
+                }
+                Entry::Occupied(_) => {}
+            }
+        }
+        let seen = known.iter().map(|(instance, suspect)| (instance.clone(), suspect.since_ms, suspect.listings));
+        (known.len() - before, seen.collect())
     }
 }
 
 pub(crate) async fn run(inner: &Arc<Inner>) -> Result<Report, EngineError> {
     let mut report = Report::default();
     // What is created meanwhile is not in the listing, and its record is not asked for: nothing follows from that.
+    let listing = inner.reconcilers.suspects.begin();
     let listed = match list(inner).await {
         Err(_) if is_planted(Planted::FailedListIsEmpty) => Everything { items: Vec::new(), complete: true },
         listed => listed?,
@@ -65,7 +123,7 @@ pub(crate) async fn run(inner: &Arc<Inner>) -> Result<Report, EngineError> {
             None => {}
         }
     }
-    collect(inner, &unknown, &mut report).await?;
+    collect(inner, listing, &unknown, &mut report).await?;
     if listed.complete {
         let there: HashSet<&SandboxId> = listed.items.iter().map(|item| &item.instance.sandbox).collect();
         missing(inner, &living, &there, &mut report).await?;
@@ -179,31 +237,24 @@ async fn known(inner: &Arc<Inner>, record: &Sandbox, item: &Listed, report: &mut
 }
 
 /// Instances that carry our mark and that nobody wants.
-async fn collect(inner: &Arc<Inner>, unknown: &BTreeSet<InstanceRef>, report: &mut Report) -> Result<(), EngineError> {
+async fn collect(
+    inner: &Arc<Inner>,
+    listing: u64,
+    unknown: &BTreeSet<InstanceRef>,
+    report: &mut Report,
+) -> Result<(), EngineError> {
     let now_ms = inner.clock.now_ms();
     let grace_ms = inner.config.periods.orphan_grace.as_millis() as u64;
-    let due: Vec<InstanceRef> = {
-        let mut suspects = inner.reconcilers.suspects.0.lock().unwrap_or_else(PoisonError::into_inner);
-        suspects.retain(|instance, _| unknown.contains(instance));
-        for _ in unknown.iter().filter(|instance| !suspects.contains_key(instance)) {
-            inner.metrics.count(&family::ORPHANS_FOUND, &[]);
-        }
-        let mut due = Vec::new();
-        for instance in unknown {
-            let (since_ms, listings) = suspects.entry(instance.clone()).or_insert((now_ms, 0));
-            *listings += 1;
-            let off = |gate: Gate| !inner.is_gated(gate, &instance.sandbox);
-            if is_planted(Planted::NoOrphanGrace) {
-                due.push(instance.clone());
-                continue;
-            }
-            let waited = now_ms.saturating_sub(*since_ms) >= grace_ms || off(Gate::OrphanGrace);
-            if waited && (*listings >= 2 || off(Gate::TwoListings)) {
-                due.push(instance.clone());
-            }
-        }
-        due
+    let (new, seen) = inner.reconcilers.suspects.found(listing, unknown, now_ms);
+    for _ in 0..new {
+        inner.metrics.count(&family::ORPHANS_FOUND, &[]);
+    }
+    let is_due = |(instance, since_ms, listings): &(InstanceRef, u64, u32)| {
+        let off = |gate: Gate| !inner.is_gated(gate, &instance.sandbox);
+        let waited = now_ms.saturating_sub(*since_ms) >= grace_ms || off(Gate::OrphanGrace);
+        is_planted(Planted::NoOrphanGrace) || (waited && (*listings >= 2 || off(Gate::TwoListings)))
     };
+    let due: Vec<InstanceRef> = seen.into_iter().filter(is_due).map(|(instance, ..)| instance).collect();
     report.found += unknown.len() as u64;
     for instance in due {
         // Looked at once more: intent comes before reality, so a create in flight has its record by now (L1).
@@ -285,5 +336,27 @@ fn should_be_there(record: &Sandbox) -> bool {
         | Phase::Failed { .. }
         | Phase::Stopping { .. }
         | Phase::Stopped => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use viv_core::Generation;
+
+    use super::*;
+
+    #[test]
+    fn j1_listings_that_overlap_are_not_two_that_agree() {
+        let suspects = Suspects::default();
+        let instance = InstanceRef { sandbox: SandboxId::from_bytes([1; 16]), generation: Generation(1) };
+        let (there, none) = ([instance.clone()].into(), BTreeSet::new());
+        let (first, second) = (suspects.begin(), suspects.begin());
+        assert_eq!(suspects.found(first, &there, 5), (1, vec![(instance.clone(), 5, 1)]));
+        assert_eq!(suspects.found(second, &there, 6), (0, vec![(instance.clone(), 5, 1)]), "it began before that");
+        let (third, fourth) = (suspects.begin(), suspects.begin());
+        assert_eq!(suspects.found(fourth, &there, 7), (0, vec![(instance.clone(), 5, 2)]));
+        assert_eq!(suspects.found(third, &there, 8), (0, vec![(instance.clone(), 5, 2)]));
+        assert_eq!(suspects.found(suspects.begin(), &none, 9), (0, Vec::new()), "it is gone");
+        assert_eq!(suspects.found(suspects.begin(), &there, 9), (1, vec![(instance, 9, 1)]), "and begins anew");
     }
 }
