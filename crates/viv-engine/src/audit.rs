@@ -222,7 +222,7 @@ impl Inner {
 
     /// Whether it was seen that it is not there any more.
     async fn is_gone(&self, instance: &InstanceRef) -> bool {
-        let seen = self.within("a look at it", self.config.budgets.call, self.provider.observe(instance)).await;
+        let seen = self.call(&instance.sandbox, self.config.budgets.call, self.provider.observe(instance)).await;
         seen.is_ok_and(|seen| seen.state == InstanceState::Absent)
     }
 
