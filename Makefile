@@ -137,8 +137,8 @@ explore: ## properties with many other cases: CASES=20000 make explore
 	PROPTEST_CASES=$${CASES:-3000} $(CARGO) nextest run --locked --package viv-core --package viv-cron \
 		--package viv-layer --package viv-image --package viv-api
 
-simulate: ## simulated worlds by their seeds, and one line at the end: SEEDS=0..5000 STORE=memory OFF=gate make simulate
-	VIV_SIM_STORE=$${STORE:-memory} VIV_SIM_OFF=$$OFF VIV_SIM_STEPS=$$STEPS VIV_SIM_FAULTS=$$FAULTS \
+simulate: ## simulated worlds by their seeds, and one line at the end: SEEDS=0..5000 STORE=sqlite OFF=gate make simulate
+	VIV_SIM_STORE=$$STORE VIV_SIM_OFF=$$OFF VIV_SIM_STEPS=$$STEPS VIV_SIM_FAULTS=$$FAULTS \
 		VIV_SIM_WITHOUT="$$WITHOUT" VIV_SIM_REACHED=$$REACHED $(CARGO) run --release --package viv-chaos --example simulate --locked -- $${SEEDS:-0..5000}
 
 model: ## every order in which two and three replicas can act, further than `make test` goes (a minute)

@@ -32,10 +32,11 @@ fn main() -> ExitCode {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let workers = std::env::var("VIV_SIM_WORKERS").ok().and_then(|text| number(&text)).unwrap_or(processors as u64);
     let store = match std::env::var("VIV_SIM_STORE").as_deref() {
-        Ok("sqlite") => StoreKind::Sqlite,
-        Ok("" | "memory") | Err(_) => StoreKind::Memory,
+        Ok("sqlite") => Some(StoreKind::Sqlite),
+        Ok("memory") => Some(StoreKind::Memory),
+        Ok("" | "mixed") | Err(_) => None,
         Ok(other) => {
-            eprintln!("there is no store {other}: memory, or sqlite");
+            eprintln!("there is no store {other}: memory, sqlite, or mixed");
             return ExitCode::from(2);
         }
     };
@@ -63,7 +64,8 @@ fn main() -> ExitCode {
     let (steps, percent) = (told("VIV_SIM_STEPS"), told("VIV_SIM_FAULTS"));
     let given = |text: &Option<String>, otherwise| text.as_deref().and_then(number).unwrap_or(otherwise);
     let plan = |seed| {
-        let plan = Plan::of(seed);
+        let plan = Plan::mixed(seed);
+        let store = store.unwrap_or(plan.store);
         let (steps, faults_percent) = (given(&steps, plan.steps), given(&percent, plan.faults_percent));
         Plan { store, gates: gates.clone(), steps, faults_percent, without: left_out.clone(), ..plan }
     };

@@ -340,7 +340,7 @@ impl<P> FaultyProvider<P> {
     }
 
     /// Whether every call is refused at once, because nobody is there.
-    pub(crate) fn set_down(&self, down: bool) {
+    pub fn set_down(&self, down: bool) {
         self.down.store(down, Ordering::SeqCst);
     }
 

@@ -8,9 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
+use tokio::time::Instant;
 use viv_core::SandboxId;
 
 use crate::script::{Calls, Way};
+
+/// So many calls of one daemon at one moment are somebody turning in circles: time stands still for as long, so that the
+/// world would not end. The start of a daemon that has a thousand sandboxes makes a tenth of it.
+const CALLS_AT_ONCE_MAX: u64 = 100_000;
 
 /// How it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +40,8 @@ pub(crate) struct Line {
     was_held: Arc<AtomicBool>,
     /// Changes that are counted, and how one of them goes.
     calls: Option<Arc<Calls>>,
+    /// The moment of the last call, and how many there were at it.
+    at_once: Arc<Mutex<Option<(Instant, u64)>>>,
 }
 
 impl Line {
@@ -47,6 +54,7 @@ impl Line {
             stays: Arc::default(),
             was_held: Arc::default(),
             calls: None,
+            at_once: Arc::default(),
         }
     }
 
@@ -141,8 +149,19 @@ impl Line {
         left.is_none().then_some(after)
     }
 
+    /// Ends whoever turns in circles, which is told as a panic of its world.
+    fn count(&self) {
+        let now = Instant::now();
+        let mut at_once = self.at_once.lock().unwrap_or_else(PoisonError::into_inner);
+        let calls = at_once.filter(|(at, _)| *at == now).map_or(0, |(_, calls)| calls) + 1;
+        *at_once = Some((now, calls));
+        drop(at_once);
+        assert!(calls <= CALLS_AT_ONCE_MAX, "somebody turns in circles: {calls} calls at one moment");
+    }
+
     /// A call along this line.
     pub(crate) async fn call<T>(&self, call: impl Future<Output = T>) -> T {
+        self.count();
         self.pass().await;
         let last = self.is_last();
         if last == Some(false) {
@@ -155,5 +174,30 @@ impl Line {
         }
         self.pass().await;
         answer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn calls_that_take_no_time_are_bounded() {
+        let line = Line::new();
+        for _ in 0..2 {
+            for _ in 0..CALLS_AT_ONCE_MAX {
+                line.call(async {}).await;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let turning = async move {
+            loop {
+                line.call(async {}).await;
+            }
+        };
+        let ended = tokio::spawn(turning).await.map(|(): ()| ());
+        assert!(ended.unwrap_err().is_panic());
     }
 }

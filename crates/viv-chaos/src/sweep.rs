@@ -22,7 +22,7 @@ pub struct Sweep {
 
 /// Runs the worlds of these seeds. Violations are told as they are found.
 pub fn sweep(seeds: Range<u64>, workers: u64, found: impl Fn(&Violation) + Sync) -> Sweep {
-    sweep_of(seeds, workers, Plan::of, found)
+    sweep_of(seeds, workers, Plan::mixed, found)
 }
 
 /// The same for worlds that are made otherwise.

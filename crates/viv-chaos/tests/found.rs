@@ -5,6 +5,8 @@
 mod place;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use place::{LONG, Place, by, paused, persistent, place, request};
@@ -227,5 +229,34 @@ fn l9_limits_that_come_too_late_change_nothing_that_has_ended() {
         let change = ResourceLimits { memory_bytes: Some(1 << 30), ..ResourceLimits::default() };
         assert!(place.engine.set_limits(&handle, &change, &by()).await.is_err());
         assert_eq!(place.record(&id).await, before);
+    });
+}
+
+/// A look at who is idle asks for a probe when nobody answers, and what that found could not be written: the write that
+/// failed had it looked at again, at once and for ever (seed 3886).
+#[test]
+fn j7_nobody_turns_in_circles_while_neither_provider_nor_disk_is_there() {
+    const TRIES_MAX: u64 = 500;
+    paused(async {
+        let place = place().await;
+        let policy = Policy { idle_ms: 30_000, ..Policy::default_for(None) };
+        let id = place.made(CreateRequest { policy, ..request() }).await;
+        place.provider.set_down(true);
+        let tried = Arc::new(AtomicU64::new(0));
+        let counted = tried.clone();
+        place.store.set_faults(Some(Box::new(move |call| {
+            // A world that turns in circles goes on, so that it can be told.
+            (call == "commit" && counted.fetch_add(1, Ordering::SeqCst) < TRIES_MAX).then_some(Fault::Before)
+        })));
+        tokio::time::sleep(2 * MINUTE).await;
+        let tried = tried.load(Ordering::SeqCst);
+        assert!((1..TRIES_MAX).contains(&tried), "{tried} writes in two minutes");
+        assert_eq!(place.record(&id).await.phase.name(), PhaseName::Ready, "nothing could be written");
+        assert_ne!(place.status(&id).await, Status::Ready);
+        place.provider.set_down(false);
+        place.store.set_faults(None);
+        tokio::time::sleep(MINUTE).await;
+        let at_rest = place.record(&id).await.phase.name();
+        assert!(at_rest != PhaseName::Ready && at_rest != PhaseName::Lost, "it idled: {at_rest:?}");
     });
 }

@@ -20,6 +20,9 @@ const SEEDS: u64 = 150;
 /// And in which one has to be found for a pair.
 const PAIR_SEEDS: u64 = 600;
 
+/// So many worlds are run with every gate on by another test.
+const WELL: u64 = 300;
+
 fn looked_at(name: &str) -> Option<When> {
     INVARIANTS.iter().find(|known| known.name == name).map(|known| known.when)
 }
@@ -76,6 +79,7 @@ fn p2_without_its_gate_a_world_finds_its_rule_broken() {
     // More of them, to find out where to begin when worlds have changed.
     let more = std::env::var("VIV_GATE_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(SEEDS);
     let asked = |gate: Gate| only.as_ref().is_none_or(|only| gate.name() == only);
+    assert!(Gate::ALL.iter().all(|gate| IN_WORLDS.iter().any(|(known, ..)| known == gate)), "each gate is asked for");
     for (gate, first, names) in IN_WORLDS.iter().filter(|(gate, ..)| asked(*gate)) {
         let gates = off(&[*gate]);
         // What breaks on the way is not waited for to the end.
@@ -85,7 +89,9 @@ fn p2_without_its_gate_a_world_finds_its_rule_broken() {
             seeds.into_iter().find_map(|seed| run(&Plan { rests, gates: gates.clone(), ..Plan::of(seed) }).err());
         let told = found.as_ref().map(ToString::to_string).unwrap_or_default();
         println!("{}: {told}", gate.name());
-        if found.is_none_or(|found| !names.contains(&found.name)) {
+        // The simulation says that all is well in the first worlds.
+        let is_well = |seed| seed < WELL || is_well(seed);
+        if found.is_none_or(|found| !names.contains(&found.name) || !is_well(found.seed)) {
             missed.push(format!("without {}: {told}", gate.name()));
         }
     }
@@ -182,7 +188,7 @@ fn p2_without_a_pair_of_gates_a_world_finds_a_rule_broken() {
         let rests = looked_at(name) == Some(When::Rest);
         let (one, other) = (both[0].name(), both[1].name());
         let missed = || format!("without {one} and {other} nothing is found in the world of seed {seed}");
-        let found = finds(seed, both, rests).ok_or_else(missed)?;
+        let found = finds(seed, both, rests).filter(|_| seed < WELL || is_well(seed)).ok_or_else(missed)?;
         Ok(row(both, found.seed, found.name))
     });
     page::has("pairs in worlds", &format!("{head}{}", rows.concat()));

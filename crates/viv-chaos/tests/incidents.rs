@@ -54,6 +54,33 @@ fn incident_20_not_found_is_not_deleted_and_a_name_is_not_an_identity() {
     });
 }
 
+/// Two teams that call theirs alike, and each of which stops, wakes and deletes its own.
+#[test]
+fn incident_9_what_one_team_does_changes_nothing_of_another_team() {
+    paused(async {
+        let place = place().await;
+        let named = || CreateRequest { name: Some("web".parse().unwrap()), ..persistent() };
+        let project: Project = "theirs".parse().unwrap();
+        let theirs = place.made(CreateRequest { project: project.clone(), ..named() }).await;
+        let ours = place.made(named()).await;
+        let seen = |record: Sandbox| (record.phase, record.desired, record.generation, record.entry);
+        let before = seen(place.record(&theirs).await);
+        place.engine.stop(&ours, by()).await.unwrap();
+        assert_eq!(place.engine.wait_settled(&ours, LONG).await.unwrap().status, Status::Hibernated);
+        place.engine.ensure(&ours, EntryKind::Ensure, by()).await.unwrap();
+        assert_eq!(place.engine.wait_ready(&ours, LONG).await.unwrap().sandbox.generation, Generation(2));
+        let name = Which::Name("web".parse().unwrap());
+        for (project, id) in [(&Project::default(), &ours), (&project, &theirs)] {
+            assert_eq!(place.engine.get(project, &name, "test").await.unwrap().sandbox.id, *id);
+        }
+        assert_eq!(seen(place.record(&theirs).await), before, "a resume of ours is none of theirs");
+        place.delete(&ours).await;
+        assert_eq!(seen(place.record(&theirs).await), before);
+        assert_eq!(place.engine.verify(&theirs).await.unwrap().status, Status::Ready);
+        assert_eq!(instances(&place).await, [theirs]);
+    });
+}
+
 /// Crashes once, where the clean-up is at this point; what is there then, and what the next daemon makes of it.
 fn crash_in_clean_up(point: &'static str, instance_left: bool) {
     paused(async {

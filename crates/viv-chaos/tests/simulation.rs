@@ -82,7 +82,7 @@ fn p1_what_must_hold_holds_in_every_world() {
     let workers = std::thread::available_parallelism().map_or(2, usize::from) as u64;
     let found = sweep(first..first + seeds, workers, |violation| println!("{violation}"));
     if let Some(first) = found.violations.first() {
-        let (plan, smaller) = shrink(&Plan::of(first.seed), first.clone());
+        let (plan, smaller) = shrink(&Plan::mixed(first.seed), first.clone());
         println!("{smaller}\nalso without {:?}:\n{}", plan.without, smaller.timeline.join("\n"));
     }
     println!("{found}");

@@ -23,6 +23,11 @@ impl Agenda {
         }
     }
 
+    /// Whether something is due of a sandbox, now or later.
+    pub(crate) fn has(&self, sandbox: &SandboxId) -> bool {
+        self.by_id.contains_key(sandbox)
+    }
+
     /// The soonest time of all.
     pub(crate) fn first_ms(&self) -> Option<u64> {
         self.queue.first().map(|(at_ms, _)| *at_ms)

@@ -13,12 +13,9 @@ use viv_core::SandboxId;
 use viv_core::lifecycle::{Effect, Event, PhaseName, Sandbox, Work, outstanding};
 use viv_core::planted::{Planted, is_planted};
 
-use crate::engine::{Applied, Inner};
+use crate::engine::{Applied, Inner, STORE_PAUSE_MS};
 use crate::error::EngineError;
 use crate::trace;
-
-/// How long a driver waits before it asks a store again that failed.
-const STORE_PAUSE: Duration = Duration::from_millis(500);
 
 /// How long a sandbox waits for room before it is looked at again.
 const ROOM_PAUSE_MS: u64 = 5_000;
@@ -193,7 +190,7 @@ async fn drive(at_work: AtWork) {
             Err(error) => {
                 inner.heed(&error);
                 tracing::warn!(component = "driver", sandbox = %sandbox, %error, "looks again in a moment");
-                inner.pause(STORE_PAUSE).await;
+                inner.pause(Duration::from_millis(STORE_PAUSE_MS)).await;
                 if inner.is_ending() {
                     return;
                 }

@@ -50,6 +50,9 @@ const EXPIRY_AGAIN_MS: u64 = 1_000;
 /// What may be idle and did not answer is asked again after this.
 const IDLE_AGAIN_MS: u64 = 30_000;
 
+/// How long a store that failed is left alone before what it may have written is looked at.
+pub(crate) const STORE_PAUSE_MS: u64 = 500;
+
 /// Drives sandboxes from what is recorded to what is wanted. Clones are the same engine.
 #[derive(Clone)]
 pub struct Engine {
@@ -454,10 +457,11 @@ impl Inner {
     }
 
     /// What a store that failed may have written all the same is looked at, and carried on: else nobody would before its
-    /// phase is called stuck.
-    pub(crate) fn doubt(self: &Arc<Self>, error: &StoreError, sandbox: &SandboxId) {
+    /// phase is called stuck. In a moment and not at once: what is found then is written too, and fails as long as the
+    /// store does.
+    pub(crate) fn doubt(&self, error: &StoreError, sandbox: &SandboxId) {
         if matches!(error, StoreError::Unavailable { .. }) {
-            self.wake(sandbox);
+            self.timer.doubt(sandbox, self.clock.now_ms().saturating_add(STORE_PAUSE_MS));
             // It may have been put to rest, and nobody was told what that freed.
             self.reconcilers.strays.look_later(sandbox);
         }

@@ -934,7 +934,8 @@ exec {} \"$@\"
         assert_eq!(found.is_ok(), works, "{found:?}");
         let seen = fs::read_to_string(folder.path().join("seen")).unwrap();
         let own = fs::read_link("/proc/self/ns/pid").unwrap();
-        assert!(seen.lines().count() == 2 && seen.lines().all(|seen| *seen != *own.to_string_lossy()), "{seen}");
+        // A dump and a restore, and one more where memory may be brought lazily.
+        assert!(seen.lines().count() >= 2 && seen.lines().all(|seen| *seen != *own.to_string_lossy()), "{seen}");
         let left = folder.path().join("left").to_string_lossy().into_owned();
         let is_left = |process: fs::DirEntry| {
             let line = fs::read(process.path().join("cmdline")).unwrap_or_default();

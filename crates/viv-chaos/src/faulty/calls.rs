@@ -29,6 +29,16 @@ fn pose(state: &mut InstanceState) {
     }
 }
 
+impl<P: Provider> FaultyProvider<P> {
+    /// A new instance has no damage; one that is there already keeps what it has.
+    async fn begins_well(&self, mutation: &Mutation, sandbox: &SandboxId) {
+        let instance = InstanceRef { sandbox: sandbox.clone(), generation: mutation.generation };
+        if matches!(self.inner.observe(&instance).await, Ok(Observation { state: InstanceState::Absent, .. })) {
+            lock(&self.damage).remove(sandbox);
+        }
+    }
+}
+
 /// What is asked inside, until this breaks: the next question is heard by who listens again.
 struct Breaking<P> {
     inner: Box<dyn RequestStream>,
@@ -68,13 +78,7 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
         owner: &OwnerMark,
         spec: &InstanceSpec,
     ) -> Result<Observation> {
-        // A new instance has no damage; one that is there already keeps what it has.
-        if matches!(
-            self.inner.observe(&InstanceRef { sandbox: sandbox.clone(), generation: mutation.generation }).await,
-            Ok(Observation { state: InstanceState::Absent, .. })
-        ) {
-            lock(&self.damage).remove(sandbox);
-        }
+        self.begins_well(mutation, sandbox).await;
         let (mutation, sandbox, owner, spec) = (mutation.clone(), sandbox.clone(), owner.clone(), spec.clone());
         self.mutate("create", (sandbox.clone(), mutation.token), move |inner| {
             let (mutation, sandbox, owner, spec) = (mutation.clone(), sandbox.clone(), owner.clone(), spec.clone());
@@ -144,6 +148,7 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
                         let at = chance.rng.below(kept) as usize;
                         Ok(chance.listings.get(at).cloned().unwrap_or(page))
                     }
+                    Some(Trouble::Unavailable) => Err(unavailable()),
                     Some(_) => self.timed_out("list").await,
                     None => Ok(page),
                 }?;
@@ -242,7 +247,7 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
     }
 
     async fn snapshots(&self, owner: &OwnerMark, page: PageRequest) -> Result<Page<SnapshotSeen>> {
-        const LISTINGS: [Trouble; 2] = [Trouble::Lost, Trouble::PartialListing];
+        const LISTINGS: [Trouble; 3] = [Trouble::Lost, Trouble::Unavailable, Trouble::PartialListing];
         let trouble = if self.is_silent() { Some(Trouble::Lost) } else { self.trouble("snapshots", &LISTINGS) };
         self.traced("snapshots", None, trouble.map_or("asked", Trouble::word));
         let listed = async {
@@ -253,6 +258,7 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
                     page.unreadable.push("simulated".to_owned());
                     Ok(page)
                 }
+                Some(Trouble::Unavailable) => Err(unavailable()),
                 Some(_) => self.timed_out("snapshots").await,
                 None if self.is_down() => Err(unavailable()),
                 None => self.inner.snapshots(owner, page).await,
@@ -287,7 +293,7 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
         spec: &InstanceSpec,
         snapshot: &SnapshotId,
     ) -> Result<Observation> {
-        lock(&self.damage).remove(sandbox);
+        self.begins_well(mutation, sandbox).await;
         let all = (mutation.clone(), sandbox.clone(), owner.clone(), spec.clone(), snapshot.clone());
         let keeps = self.keeps();
         self.mutate("restore", (sandbox.clone(), mutation.token), move |inner| {

@@ -173,6 +173,7 @@ invariants! {
     "damaged-is-refused" "L10" Answer "who asks for a damaged snapshot is told so (worlds without faults)";
     "forks-are-all-there" "L11" Answer "of an acknowledged fork all are there";
     "comes-to-rest" "P3" Rest "when faults stop, everything is where it is wanted, lost or failed, in bounded time";
+    "no-entry-waits" "L3" Rest "no entry waits that nobody works on";
     "rest-is-real" "P3" Rest "what is ready runs, and what is frozen stands still, at the provider";
     "lost-is-not-there" "P3" Rest "what is lost does not live at the provider, unless a service of it was given up";
     "nothing-is-at-work" "P3" Rest "no driver is at work, and no run of a schedule is under way";

@@ -13,7 +13,7 @@ use viv_provider::sim::{SimClock, SimProvider};
 use viv_store::MemoryStore;
 
 use super::task_tests::{execution, started, task};
-use super::tests::{NOW_MS, ready, row, running, schedule, snapshot_id, work};
+use super::tests::{NOW_MS, entry, ready, row, running, schedule, snapshot_id, work};
 use super::{Found, INVARIANTS, Picture, When};
 use crate::store::FaultyStore;
 use crate::{BUGS, IN_WORLDS};
@@ -142,6 +142,7 @@ fn broken() -> Vec<(&'static str, Picture)> {
             "comes-to-rest",
             as_if(|record| (record.phase, record.desired) = (Phase::Stopping { work: work() }, Desired::Gone)),
         ),
+        ("no-entry-waits", as_if(|record| record.entry = Some(entry()))),
         ("rest-is-real", with(gone)),
         (
             "lost-is-not-there",

@@ -31,6 +31,9 @@ impl Picture {
             holds("comes-to-rest", at_rest, || {
                 format!("{} is wanted {:?} and is {:?} ({:?})", record.id, record.desired, record.phase, record.cause)
             })?;
+            holds("no-entry-waits", record.entry.is_none(), || {
+                format!("{} is {:?}, and an entry waits: {:?}", record.id, record.phase, record.entry)
+            })?;
             let state = self.instances.get(&record.id).map(|(_, state)| state);
             let real = match &record.phase {
                 Phase::Ready => state == Some(&InstanceState::Running),

@@ -38,7 +38,7 @@ pub(super) fn snapshot_id(byte: u8) -> SnapshotId {
     SnapshotId::from_bytes([byte; 16])
 }
 
-fn entry() -> Entry {
+pub(super) fn entry() -> Entry {
     Entry { kind: EntryKind::Ensure, by: somebody(), at_ms: NOW_MS }
 }
 
