@@ -180,8 +180,7 @@ impl Hook {
             HookPoint::AfterResume => 'r',
             HookPoint::OnTimeout => 't',
         };
-        let body: String = operation.as_str().trim_start_matches(OperationId::PREFIX).chars().take(44).collect();
-        format!("{}{body}h{letter}", ExecutionId::PREFIX).parse().expect("made of an id and letters")
+        ExecutionId::derived(operation.as_str(), &format!("h{letter}"))
     }
 }
 

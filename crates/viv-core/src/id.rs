@@ -69,6 +69,14 @@ fn check(text: &str, prefix: &'static str, also: Option<char>) -> Result<(), IdE
     }
 }
 
+/// FNV-1a, the same on every machine.
+fn hash(parts: &[&str]) -> [u8; 16] {
+    const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+    let bytes = parts.iter().flat_map(|part| part.bytes());
+    bytes.fold(BASIS, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME)).to_be_bytes()
+}
+
 /// An error message must not carry an unbounded piece of bad input.
 fn clip(text: &str) -> String {
     text.chars().take(64).collect()
@@ -88,6 +96,15 @@ macro_rules! id {
             /// Makes an id from bytes that the caller drew.
             pub fn from_bytes(bytes: [u8; 16]) -> Self {
                 Self(format!("{}{}", $prefix, encode(bytes)))
+            }
+
+            /// The id of what belongs to `of`: its letters and these few. Where both are too long for an id, a hash stands
+            /// for the letters: cut off, they would be those of another one too.
+            pub fn derived(of: &str, suffix: &str) -> Self {
+                let letters = of.split_once('_').map_or(of, |(_, letters)| letters);
+                let is_short = letters.len() + suffix.len() <= BODY_BYTES_MAX;
+                let body = if is_short { letters.to_owned() } else { encode(hash(&[letters])) };
+                format!("{}{body}{suffix}", $prefix).parse().expect("made of an id and few letters")
             }
 
             /// The id as text, prefix included.
@@ -153,12 +170,8 @@ impl ExecutionId {
     /// another one in each.
     #[must_use]
     pub fn copied_into(&self, sandbox: &SandboxId) -> Self {
-        // FNV-1a, so that what writes a copy's name outside and inside need not agree on more than this.
-        const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
-        const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
-        let text = sandbox.as_str().bytes().chain(self.as_str().bytes());
-        let hash = text.fold(BASIS, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME));
-        Self::from_bytes(hash.to_be_bytes())
+        // What writes a copy's name outside and inside need not agree on more than this.
+        Self::from_bytes(hash(&[sandbox.as_str(), self.as_str()]))
     }
 }
 
@@ -251,6 +264,20 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    /// The longest that is hung on any id: a service of the last generations.
+    const SUFFIX: &str = "g9999999s15n4294967295";
+
+    proptest! {
+        #[test]
+        fn what_belongs_to_two_has_two_ids(a in "[a-z0-9]{1,48}", b in "[a-z0-9]{1,48}", cut in 0..=SUFFIX.len()) {
+            let of = |letters: &str| ExecutionId::derived(&format!("sbx_{letters}"), &SUFFIX[cut..]);
+            prop_assert_eq!(of(&a) == of(&b), a == b);
+            // Ids that differ at their very end do too.
+            let (one, other) = (format!("{}1", &a[1..]), format!("{}2", &a[1..]));
+            prop_assert_ne!(of(&one), of(&other));
+        }
+    }
 
     #[test]
     fn copies_have_ids_of_their_own() {

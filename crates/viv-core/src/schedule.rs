@@ -381,11 +381,9 @@ impl Schedule {
 
 /// The execution of an occurrence: made of what it is of, so that it is the same whoever starts it.
 fn execution_of(schedule: &ScheduleId, at_ms: u64, reason: RunReason) -> ExecutionId {
-    let body: String = schedule.as_str().trim_start_matches(ScheduleId::PREFIX).chars().take(26).collect();
     let kind = match reason {
         RunReason::Due | RunReason::MadeUp => 'x',
         RunReason::Asked => 'a',
     };
-    let id = format!("{}{body}{kind}{at_ms}", ExecutionId::PREFIX);
-    id.parse().expect("made of an id and a number")
+    ExecutionId::derived(schedule.as_str(), &format!("{kind}{at_ms}"))
 }

@@ -284,9 +284,7 @@ impl ServiceRun {
 
 /// The execution of this start of this service: the sandbox's own letters, and three counts.
 fn execution_of(sandbox: &SandboxId, generation: Generation, index: usize, start: u32) -> ExecutionId {
-    let body: String = sandbox.as_str().trim_start_matches(SandboxId::PREFIX).chars().take(26).collect();
-    let id = format!("{}{body}g{}s{index}n{start}", ExecutionId::PREFIX, generation.0 % 10_000_000);
-    id.parse().expect("made of an id and short numbers")
+    ExecutionId::derived(sandbox.as_str(), &format!("g{}s{index}n{start}", generation.0 % 10_000_000))
 }
 
 /// What was found of one service when all were started and waited for.
@@ -370,6 +368,10 @@ mod tests {
         let all = [&first.execution, &again.execution, &next.execution];
         assert!(all[0] != all[1] && all[1] != all[2] && all[0] != all[2], "{all:?}");
         assert_eq!((again.after.as_ref(), next.after.as_ref()), (Some(&first.execution), Some(&again.execution)));
+        // The sandboxes that a task goes through have almost the same id; their services have nothing in common.
+        let of_task = |count: u32| format!("sbx_01hf7ydc16hceve4wsae03nq00t{count}").parse().unwrap();
+        let run = |count| ServiceRun::first(&of_task(count), Generation(1), 0, None, 5).execution;
+        assert_ne!(run(0), run(1));
         // A repeat after a crash finds the first one.
         assert_eq!(ServiceRun::first(&sandbox, Generation(2), 15, Some(&again), 8).execution, next.execution);
     }

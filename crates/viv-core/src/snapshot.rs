@@ -161,16 +161,12 @@ pub struct Snapshot {
 impl Snapshot {
     /// The operation under which it is saved: repeated, it is saved once.
     pub fn operation(&self) -> OperationId {
-        let body = self.id.as_str().trim_start_matches(SnapshotId::PREFIX);
-        format!("{}{body}", OperationId::PREFIX).parse().expect("made of an id")
+        OperationId::derived(self.id.as_str(), "")
     }
 
     /// The sandbox at whose fence it is changed. One that was imported has one of its own, which never has an instance.
     pub fn fence(&self) -> SandboxId {
-        self.sandbox.clone().unwrap_or_else(|| {
-            let body = self.id.as_str().trim_start_matches(SnapshotId::PREFIX);
-            format!("{}{body}", SandboxId::PREFIX).parse().expect("made of an id")
-        })
+        self.sandbox.clone().unwrap_or_else(|| SandboxId::derived(self.id.as_str(), ""))
     }
 }
 

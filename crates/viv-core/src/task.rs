@@ -699,10 +699,8 @@ impl Task {
 
     /// The execution of a step in this run, or of its preparation: the same whoever starts it.
     pub fn execution_of(&self, step: Option<u32>) -> ExecutionId {
-        let body: String = self.id.as_str().trim_start_matches(TaskId::PREFIX).chars().take(26).collect();
         let what = step.map_or_else(|| "p".to_owned(), |step| format!("s{step}"));
-        let id = format!("{}{body}r{}{what}", ExecutionId::PREFIX, self.run);
-        id.parse().expect("made of an id and numbers")
+        ExecutionId::derived(self.id.as_str(), &format!("r{}{what}", self.run))
     }
 
     /// The sandbox that is made for it when the one that it has is gone: the same until it moved there.
@@ -727,6 +725,5 @@ impl Task {
 
 /// The sandbox that is made for a task, counted.
 fn sandbox_of(task: &TaskId, count: u32) -> SandboxId {
-    let body: String = task.as_str().trim_start_matches(TaskId::PREFIX).chars().take(26).collect();
-    format!("{}{body}t{count}", SandboxId::PREFIX).parse().expect("made of an id and a number")
+    SandboxId::derived(task.as_str(), &format!("t{count}"))
 }

@@ -400,9 +400,7 @@ fn lead_ms(sandbox: &Sandbox, hook: &Hook) -> u64 {
 
 /// Under which operation it is performed ahead of this deadline.
 fn warning_of(sandbox: &SandboxId, expires_at_ms: u64) -> OperationId {
-    let body: String = sandbox.as_str().trim_start_matches(SandboxId::PREFIX).chars().take(26).collect();
-    let id = format!("{}{body}t{expires_at_ms}", OperationId::PREFIX);
-    id.parse().expect("made of an id and a time")
+    OperationId::derived(sandbox.as_str(), &format!("t{expires_at_ms}"))
 }
 
 fn message(report: &HookReport) -> String {

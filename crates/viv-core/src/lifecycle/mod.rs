@@ -499,15 +499,11 @@ impl Sandbox {
     /// An id that no other operation has: the sandbox's own and a count.
     fn next_operation(&mut self) -> OperationId {
         self.operations += 1;
-        let body = self.id.as_str().trim_start_matches(SandboxId::PREFIX);
-        let body: String = body.chars().take(30).collect();
-        let id = format!("{}{body}x{}", OperationId::PREFIX, self.operations);
-        id.parse().expect("made of an id and a number")
+        OperationId::derived(self.id.as_str(), &format!("x{}", self.operations))
     }
 
     /// The snapshot that this operation makes.
     pub fn snapshot_of(operation: &OperationId) -> SnapshotId {
-        let body = operation.as_str().trim_start_matches(OperationId::PREFIX);
-        format!("{}{body}", SnapshotId::PREFIX).parse().expect("made of an id")
+        SnapshotId::derived(operation.as_str(), "")
     }
 }
