@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use viv_core::{EndCause, ExecutionId, FencingToken, Generation, SandboxId, SnapshotId};
 use viv_provider::sim::SimProvider;
-use viv_provider::{InstanceRef, Page, ProviderError};
+use viv_provider::{InstanceRef, Listed, Page, ProviderError, SnapshotSeen};
 
 use crate::line::Line;
 use crate::orders::{Moment, Orders, Turn};
@@ -89,13 +89,40 @@ const LATE_ANSWER: Duration = Duration::from_millis(1_500);
 /// Listings that are remembered, to be told again when they are stale.
 const LISTINGS_KEPT: usize = 6;
 
+/// The last of them.
+#[derive(Debug)]
+struct Kept<T> {
+    pages: VecDeque<Page<T>>,
+}
+
+impl<T> Default for Kept<T> {
+    fn default() -> Self {
+        Self { pages: VecDeque::new() }
+    }
+}
+
+impl<T: Clone> Kept<T> {
+    fn keep(&mut self, page: Page<T>) {
+        self.pages.push_back(page);
+        if self.pages.len() > LISTINGS_KEPT {
+            self.pages.pop_front();
+        }
+    }
+
+    /// What was listed so many listings ago, or at first.
+    fn older(&self, age: usize) -> Option<Page<T>> {
+        self.pages.get(self.pages.len().saturating_sub(1 + age)).cloned()
+    }
+}
+
 #[derive(Debug)]
 struct Chance {
     rng: Rng,
     percent: u64,
     troubles: Vec<Trouble>,
     counts: BTreeMap<Trouble, u64>,
-    listings: VecDeque<Page>,
+    listings: Kept<Listed>,
+    saves: Kept<SnapshotSeen>,
     /// The greatest token under which something of each sandbox was changed.
     tokens: BTreeMap<SandboxId, FencingToken>,
     /// Somebody with a lesser one came after that, and was let in.
@@ -203,7 +230,8 @@ impl<P> FaultyProvider<P> {
             percent,
             troubles,
             counts: BTreeMap::new(),
-            listings: VecDeque::new(),
+            listings: Kept::default(),
+            saves: Kept::default(),
             tokens: BTreeMap::new(),
             overtaken: None,
             probed: BTreeMap::new(),

@@ -192,6 +192,12 @@ impl World<'_> {
                     format!("{} is {:?} {late_ms} ms later", task.id, task.state)
                 })?;
             }
+            let deadline_ms = task.deadline_ms.filter(|_| !task.state.is_final() && self.is_calm());
+            if let Some(deadline_ms) = deadline_ms {
+                let late_ms = self.clock.now_ms().saturating_sub(deadline_ms);
+                let soon = late_ms <= STOPPED_WITHIN_MS || self.may_take_long(picture, task);
+                holds("tasks-end-in-time", soon, || format!("{} is {:?} {late_ms} ms too late", task.id, task.state))?;
+            }
             self.check_silent(picture, task).await?;
             self.check_over(picture, task).await?;
         }

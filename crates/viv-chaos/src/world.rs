@@ -813,7 +813,8 @@ impl<'p> World<'p> {
         let lines = at_once(self.store.truth.journal(cursor, &JournalFilter::default(), 5)).await.unwrap_or_default();
         holds("nothing-is-recorded", lines.is_empty(), || format!("{lines:?}"))?;
         self.report.trace = self.trace().await;
-        Box::pin(self.go_straight()).await
+        Box::pin(self.go_straight()).await?;
+        self.check().await
     }
 
     /// How many tasks are not over.

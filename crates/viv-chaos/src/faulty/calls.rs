@@ -17,7 +17,7 @@ use viv_provider::{
 
 use crate::plan::Trouble;
 
-use super::{Damage, FaultyProvider, LISTINGS_KEPT, Result, lock, unavailable};
+use super::{Chance, Damage, FaultyProvider, Kept, Result, lock, unavailable};
 
 /// How soon after a silence what happened meanwhile is told.
 const HEARD_AGAIN: Duration = Duration::from_millis(250);
@@ -35,6 +35,37 @@ impl<P: Provider> FaultyProvider<P> {
         let instance = InstanceRef { sandbox: sandbox.clone(), generation: mutation.generation };
         if matches!(self.inner.observe(&instance).await, Ok(Observation { state: InstanceState::Absent, .. })) {
             lock(&self.damage).remove(sandbox);
+        }
+    }
+}
+
+/// What goes wrong with a listing.
+const LISTINGS: [Trouble; 4] = [Trouble::Lost, Trouble::Unavailable, Trouble::PartialListing, Trouble::StaleListing];
+
+impl<P> FaultyProvider<P> {
+    /// A listing, and what this makes of it.
+    async fn made_of<T: Clone>(
+        &self,
+        name: &'static str,
+        trouble: Option<Trouble>,
+        mut page: Page<T>,
+        kept: impl Fn(&mut Chance) -> &mut Kept<T>,
+    ) -> Result<Page<T>> {
+        match trouble {
+            Some(Trouble::PartialListing) => {
+                page.items.truncate(page.items.len() / 2);
+                page.unreadable.push("simulated".to_owned());
+                Ok(page)
+            }
+            Some(Trouble::StaleListing) => {
+                let mut chance = lock(&self.chance);
+                let count = kept(&mut chance).pages.len().max(1) as u64;
+                let age = chance.rng.below(count) as usize;
+                Ok(kept(&mut chance).older(age).unwrap_or(page))
+            }
+            Some(Trouble::Unavailable) => Err(unavailable()),
+            Some(_) => self.timed_out(name).await,
+            None => Ok(page),
         }
     }
 }
@@ -106,8 +137,6 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
     }
 
     async fn list(&self, owner: &OwnerMark, page: PageRequest) -> Result<Page> {
-        const LISTINGS: [Trouble; 4] =
-            [Trouble::Lost, Trouble::Unavailable, Trouble::PartialListing, Trouble::StaleListing];
         let trouble = if self.is_silent() { Some(Trouble::Lost) } else { self.trouble("list", &LISTINGS) };
         self.traced("list", None, trouble.map_or("asked", Trouble::word));
         self.line
@@ -123,35 +152,14 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
                     }
                 }
                 if is_first && page.next.is_none() {
-                    let mut chance = lock(&self.chance);
-                    chance.listings.push_back(page.clone());
-                    if chance.listings.len() > LISTINGS_KEPT {
-                        chance.listings.pop_front();
-                    }
+                    lock(&self.chance).listings.keep(page.clone());
                 }
                 page = lock(&self.script).as_it_was(page)?;
                 let trouble = if self.partial.load(Ordering::SeqCst) { Some(Trouble::PartialListing) } else { trouble };
                 if is_first && let Some(age) = lock(&self.script).age() {
-                    let chance = lock(&self.chance);
-                    let at = chance.listings.len().saturating_sub(1 + age);
-                    return Ok(chance.listings.get(at).cloned().unwrap_or(page));
+                    return Ok(lock(&self.chance).listings.older(age).unwrap_or(page));
                 }
-                let listed = match trouble {
-                    Some(Trouble::PartialListing) => {
-                        page.items.truncate(page.items.len() / 2);
-                        page.unreadable.push("simulated".to_owned());
-                        Ok(page)
-                    }
-                    Some(Trouble::StaleListing) => {
-                        let mut chance = lock(&self.chance);
-                        let kept = chance.listings.len() as u64;
-                        let at = chance.rng.below(kept) as usize;
-                        Ok(chance.listings.get(at).cloned().unwrap_or(page))
-                    }
-                    Some(Trouble::Unavailable) => Err(unavailable()),
-                    Some(_) => self.timed_out("list").await,
-                    None => Ok(page),
-                }?;
+                let listed = self.made_of("list", trouble, page, |chance| &mut chance.listings).await?;
                 if self.keeps() {
                     let (now, mut chance) = (Instant::now(), lock(&self.chance));
                     for item in &listed.items {
@@ -247,24 +255,24 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
     }
 
     async fn snapshots(&self, owner: &OwnerMark, page: PageRequest) -> Result<Page<SnapshotSeen>> {
-        const LISTINGS: [Trouble; 3] = [Trouble::Lost, Trouble::Unavailable, Trouble::PartialListing];
         let trouble = if self.is_silent() { Some(Trouble::Lost) } else { self.trouble("snapshots", &LISTINGS) };
         self.traced("snapshots", None, trouble.map_or("asked", Trouble::word));
-        let listed = async {
-            match trouble {
-                Some(Trouble::PartialListing) => {
-                    let mut page = self.inner.snapshots(owner, page).await?;
-                    page.items.truncate(page.items.len() / 2);
-                    page.unreadable.push("simulated".to_owned());
-                    Ok(page)
+        self.line
+            .call(async {
+                let is_first = page.cursor.is_none();
+                if self.is_down() {
+                    return Err(unavailable());
                 }
-                Some(Trouble::Unavailable) => Err(unavailable()),
-                Some(_) => self.timed_out("snapshots").await,
-                None if self.is_down() => Err(unavailable()),
-                None => self.inner.snapshots(owner, page).await,
-            }
-        };
-        self.line.call(listed).await
+                let page = self.inner.snapshots(owner, page).await?;
+                if is_first && page.next.is_none() {
+                    lock(&self.chance).saves.keep(page.clone());
+                }
+                if is_first && let Some(age) = lock(&self.script).age() {
+                    return Ok(lock(&self.chance).saves.older(age).unwrap_or(page));
+                }
+                self.made_of("snapshots", trouble, page, |chance| &mut chance.saves).await
+            })
+            .await
     }
 
     async fn remove_snapshot(&self, mutation: &Mutation, sandbox: &SandboxId, snapshot: &SnapshotId) -> Result<()> {

@@ -137,7 +137,7 @@ invariants! {
     "begins-with-what-is-there" "L11" Step "what a record begins with has a row that is ready";
     "schedules-of-the-living" "L20" Step "what is stopped has no schedules";
     "names-are-unique" "L2" Step "no two living sandboxes of a project have one name";
-    "quota-holds" "L18" Step "no more may live, those that are being ended left out, than the quota allows";
+    "quota-holds" "L18" Step "no more may live, what is being ended and has no instance left out, than the quota allows";
     "acknowledged-stays" "L1" Step "what was acknowledged has a record for ever";
     "acknowledged-work-stays" "L10" Step "a file whose writing into a persistent sandbox was acknowledged is there whenever that is ready, unless somebody went back, began anew or discarded";
     "started-in-one-generation" "X1" Step "no command is started in two generations";
@@ -150,6 +150,7 @@ invariants! {
     "damaged-is-not-begun-with" "L10" Step "nothing begins with a snapshot that is damaged";
     "room-keeps-memory" "L13" Step "what goes to disk only because memory is short goes with its memory, or stays frozen (worlds without faults)";
     "stuck-is-noticed" "J7" Step "a phase past its deadline is noticed within two minutes (worlds without faults)";
+    "ends-at-its-deadline" "L5" Step "nothing lives two minutes past its hard deadline (worlds without faults)";
     "nothing-panics" "P1" Step "nothing panics, in any task of a daemon";
     "one-key-one-sandbox" "L1" Answer "a key with the same body makes one sandbox";
     "durable-before-answer" "L8" Answer "what is answered is recorded";
@@ -170,6 +171,7 @@ invariants! {
     "stops-of-tasks-are-durable" "K2" Answer "an acknowledged stop of a task is recorded, or it was over";
     "stops-of-tasks-are-soon" "K3" Step "a task that was stopped is over within a minute (worlds without faults)";
     "silent-tasks-end" "K4" Step "a step that says nothing runs for its window and 20 s at most (worlds without faults)";
+    "tasks-end-in-time" "K4" Step "a task is over within a minute of the time that it may take in all (worlds without faults)";
     "damaged-is-refused" "L10" Answer "who asks for a damaged snapshot is told so (worlds without faults)";
     "forks-are-all-there" "L11" Answer "of an acknowledged fork all are there";
     "comes-to-rest" "P3" Rest "when faults stop, everything is where it is wanted, lost or failed, in bounded time";

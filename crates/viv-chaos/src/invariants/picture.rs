@@ -143,15 +143,19 @@ impl Picture {
         // What was saved and is deleted is on its way out, and asks for no room.
         let counts = |record: &&Sandbox| {
             let name = record.phase.name();
-            PhaseName::MAY_LIVE.contains(&name) && name != PhaseName::Stopping
+            let is_leaving = name == PhaseName::Stopping && !self.instances.contains_key(&record.id);
+            PhaseName::MAY_LIVE.contains(&name) && !is_leaving
         };
         let count = self.records.values().filter(counts).count() as u64;
         holds("quota-holds", count <= max, || format!("{count} may live, and {max} are allowed"))
     }
 
-    /// What is overdue was noticed.
+    /// What is overdue was noticed, and what has an end came to it.
     pub(crate) fn check_deadlines(&self, now_ms: u64) -> Found {
         for record in self.records.values() {
+            let until_ms = record.lives_until_ms().filter(|_| self.instances.contains_key(&record.id));
+            let lives_on = until_ms.is_some_and(|until_ms| now_ms >= until_ms.saturating_add(NOTICED_WITHIN_MS));
+            holds("ends-at-its-deadline", !lives_on, || format!("{} was to end at {until_ms:?}", record.id))?;
             let Some(work) = record.phase.work() else { continue };
             holds("stuck-is-noticed", now_ms < work.deadline_at_ms.saturating_add(NOTICED_WITHIN_MS), || {
                 format!("{} is {:?} at {now_ms}", record.id, record.phase)

@@ -138,6 +138,7 @@ fn broken() -> Vec<(&'static str, Picture)> {
                 (record.phase, record.desired) = (Phase::Stopping { work }, Desired::Gone);
             }),
         ),
+        ("ends-at-its-deadline", as_if(|record| record.expires_at_ms = Some(1))),
         (
             "comes-to-rest",
             as_if(|record| (record.phase, record.desired) = (Phase::Stopping { work: work() }, Desired::Gone)),

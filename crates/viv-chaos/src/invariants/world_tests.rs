@@ -20,11 +20,12 @@ use crate::store::Recorded;
 use crate::world::{World, somebody};
 
 /// What is broken here, one after the other.
-pub(super) const BY_HAND: [&str; 15] = [
+pub(super) const BY_HAND: [&str; 16] = [
     "acknowledged-stays",
     "started-in-one-generation",
     "drained-stays-drained",
     "one-task-at-work",
+    "tasks-end-in-time",
     "foreign-is-left-alone",
     "left-alone",
     "room-keeps-memory",
@@ -119,6 +120,12 @@ async fn broken(world: &mut World<'_>, name: &str) -> Found {
         "one-task-at-work" => {
             let mut picture = world.picture().await;
             picture.tasks = vec![task(), Task { id: TaskId::from_bytes([9; 16]), ..task() }];
+            return world.check_tasks(&picture).await;
+        }
+        "tasks-end-in-time" => {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let mut picture = world.picture().await;
+            picture.tasks = vec![Task { deadline_ms: Some(1), ..task() }];
             return world.check_tasks(&picture).await;
         }
         "foreign-is-left-alone" => drop(world.foreign.insert(other())),
