@@ -92,9 +92,9 @@ fn live(odd: &[Odd]) -> (Vec<String>, (u64, u64)) {
         let rows = rows.iter().map(|row| (row.id == kept, row.state)).collect::<Vec<_>>();
         states.push(format!("rows: {rows:?}"));
         let owner = &place.engine.config().owner;
-        let saves = place.provider.truth().snapshots(owner, PageRequest::default()).await.unwrap().items.len();
-        states.push(format!("{saves} snapshots are there"));
-        states.push(format!("{} are there", there(&place.provider, &place.engine.config().owner).await));
+        let snapshots = place.provider.truth().snapshots(owner, PageRequest::default()).await.unwrap().items.len();
+        states.push(format!("{snapshots} snapshots are there"));
+        states.push(format!("{} are there", there(&place.provider, owner).await));
         let before = place.provider.mutations();
         tokio::time::sleep(Duration::from_secs(200)).await;
         states.push(format!("{} changes at rest", place.provider.mutations() - before));
