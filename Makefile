@@ -39,10 +39,12 @@ build: ## build everything
 fmt: ## format
 	$(CARGO) fmt --all
 
-lint: ## formatting and clippy, as CI wants them; the feature otlp too
+lint: ## formatting and clippy, as CI wants them; the feature otlp too; no planted bugs in what ships
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) clippy --workspace --features viv/otlp --bin viv --test traces --locked -- -D warnings
+	@! $(CARGO) tree --package viv --edges normal,features --invert viv-core --locked | grep 'feature "planted"' \
+		|| { echo "what ships must have no bugs to plant"; exit 1; }
 
 # What decides whether a change lands gives the same answer twice: properties are tried with the same cases each time.
 # `make explore` tries others. Nor is there a green run that passed over the tests of memory where a CRIU works.

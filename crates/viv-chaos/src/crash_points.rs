@@ -5,7 +5,8 @@
 //!   a spare is made ─ claimed ─ probed ─ deleted
 //!   create ─ services ─ hooks ─ probe ─ work ─ freeze ─ thaw ─ snapshot ─ stop (save, clear) ─ resume (restore)
 //!          ─ fork ─ rollback ─ task ─ the fork is deleted
-//!   create ─ work that goes on ─ limits ─ hibernate with its memory ─ resume with it ─ reset ─ rest
+//!   create ─ work that goes on ─ limits ─ hibernate with its memory ─ resume with it ─ reset
+//!   create ─ work ─ its root is lost ─ replaced, once what it has is sealed ─ rest
 //! ```
 //!
 //! Whoever got no answer asks again, as clients do: under the same key, the same id, or after a look at what became of
@@ -17,7 +18,7 @@ use std::time::Duration;
 
 use viv_core::exec::ExecSpec;
 use viv_core::hook::{Hook, HookAction, HookPoint, OnFailure};
-use viv_core::lifecycle::{Effect, EntryKind, FreezeStep, Memory, Phase, Sandbox, Status, outstanding};
+use viv_core::lifecycle::{Effect, EntryKind, FreezeStep, Memory, Phase, ResumeStep, Sandbox, Status, outstanding};
 use viv_core::service::{Readiness, Restart, ServiceSpec};
 use viv_core::spec::{Hibernate, Policy, Project, SandboxSpec};
 use viv_core::task::{EffectRule, NewTask, TaskLimits, TaskState};
@@ -32,7 +33,7 @@ use viv_provider::{InstanceRef, InstanceState, PageRequest, Provider, ResourceLi
 use viv_store::{Cursor, JournalFilter, MemoryStore, Owner, SnapshotQuery, Store, TaskQuery};
 
 use crate::at_once::now;
-use crate::faulty::FaultyProvider;
+use crate::faulty::{Damage, FaultyProvider};
 use crate::line::Line;
 use crate::rng::Rng;
 use crate::script::{Calls, Point, Way};
@@ -109,7 +110,7 @@ impl Life {
         let records = truth.clone();
         let effect = move |sandbox: &SandboxId| {
             let record = now(records.get(sandbox)).ok().flatten()?;
-            outstanding(&record).map(|(effect, _)| word(&effect))
+            outstanding(&record).map(|(effect, _)| word(&record, &effect))
         };
         let calls = Arc::new(Calls::new(order, Box::new(effect)));
         let mut life = Self {
@@ -261,6 +262,7 @@ impl Life {
         self.ready(&lives).await?;
         self.task(&lives).await?;
         let remembers = self.remember().await?;
+        let replaced = self.replace().await?;
         for id in [&passing, &forked] {
             self.ask("delete", async |engine| engine.delete(id, somebody()).await).await?;
             self.until("gone", id, |record| record.phase == Phase::Stopped).await?;
@@ -269,7 +271,7 @@ impl Life {
         self.points = self.calls.seen();
         // Somebody who goes on with it finds it as it was left.
         self.ready(&lives).await?;
-        let mut end = self.end([&lives, &passing, &forked, &remembers]).await;
+        let mut end = self.end([&lives, &passing, &forked, &remembers, &replaced]).await;
         end.append(&mut self.seen);
         let (mutations, cursor) = (self.provider.mutations(), *self.truth.tail().borrow());
         self.pass(REST).await;
@@ -324,6 +326,18 @@ impl Life {
         })
         .await?;
         self.until("another", &id, |record| record.generation > before).await?;
+        self.ready(&id).await?;
+        Ok(id)
+    }
+
+    /// One whose root is gone is replaced when it is asked for, and what was written is sealed first (T7).
+    async fn replace(&mut self) -> Result<SandboxId, String> {
+        let id = self.create("replaced", request(SandboxSpec::default(), true)).await?;
+        self.ready(&id).await?;
+        self.work(&id, 4).await?;
+        self.provider.damage(&id, Some(Damage::Rootless));
+        self.ask("a look", async |engine| engine.verify(&id).await.map(drop)).await?;
+        self.until("lost", &id, |record| record.phase == Phase::Lost).await?;
         self.ready(&id).await?;
         Ok(id)
     }
@@ -414,11 +428,11 @@ impl Life {
     }
 
     /// What there is, of everybody and of everything.
-    async fn end(&self, all: [&SandboxId; 4]) -> Vec<String> {
+    async fn end(&self, all: [&SandboxId; 5]) -> Vec<String> {
         let mut end = Vec::new();
         let (really, filter) = (self.provider.truth(), JournalFilter::default());
         let lines = self.truth.journal(Cursor(0), &filter, usize::MAX).await.unwrap_or_default();
-        for (who, id) in ["lives", "passing", "forked", "remembers"].into_iter().zip(all) {
+        for (who, id) in ["lives", "passing", "forked", "remembers", "replaced"].into_iter().zip(all) {
             let record = self.record(id).await;
             let instance = InstanceRef { sandbox: id.clone(), generation: record.generation };
             let seen = really.observe(&instance).await.map_or(InstanceState::Absent, |seen| seen.state);
@@ -458,9 +472,10 @@ impl Life {
     }
 }
 
-/// An effect as the table has it: with memory it is another one.
-fn word(effect: &Effect) -> &'static str {
+/// An effect as the table has it: with memory it is another one, and so is a save before a replacement.
+fn word(record: &Sandbox, effect: &Effect) -> &'static str {
     match effect {
+        Effect::Save { .. } if matches!(record.phase, Phase::Resuming { step: ResumeStep::Seal, .. }) => "seal",
         Effect::Save { memory: true, .. } => "save with memory",
         Effect::Restore { memory: true, .. } => "restore with memory",
         Effect::Create { .. }

@@ -44,8 +44,12 @@ impl World<'_> {
         if self.quota_max.is_some() {
             return Ok(());
         }
-        if self.draining != Some(false) && self.engine().undrain(somebody()).await.is_err() {
-            return Ok(());
+        if self.draining != Some(false) {
+            if self.engine().undrain(somebody()).await.is_err() {
+                return Ok(());
+            }
+            // From here on work is taken, also what waited for that.
+            (self.draining, self.told_drained) = (Some(false), false);
         }
         // What began with a damaged snapshot, or would, cannot come back.
         let whole = |record: &Sandbox| !record.uses().into_iter().any(|used| self.provider.is_damaged(used));

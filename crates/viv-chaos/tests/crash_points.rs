@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use viv_chaos::{Point, Way, live};
 
-/// The effects that a record can name, as [`viv_core::lifecycle::Effect::code`] has them, and the two that memory makes
-/// others.
-const EFFECTS: [&str; 12] = [
+/// The effects that a record can name, as [`viv_core::lifecycle::Effect::code`] has them, the two that memory makes
+/// others, and the save before a replacement.
+const EFFECTS: [&str; 13] = [
     "claim",
     "clear",
     "create",
@@ -23,6 +23,7 @@ const EFFECTS: [&str; 12] = [
     "restore with memory",
     "save",
     "save with memory",
+    "seal",
     "serve",
     "thaw",
 ];

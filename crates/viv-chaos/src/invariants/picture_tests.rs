@@ -213,6 +213,18 @@ fn p2_every_invariant_on_pictures_can_be_broken() {
 }
 
 #[test]
+fn l18_what_is_being_ended_counts_for_as_long_as_it_lives() {
+    let other = SandboxId::from_bytes([2; 16]);
+    let stopping = Sandbox { id: other.clone(), phase: Phase::Stopping { work: work() }, ..ready() };
+    let mut picture = well();
+    picture.records.insert(other.clone(), stopping);
+    assert_eq!(picture.check_quota(1), Ok(()), "it asks for no room any more");
+    picture.instances.insert(other, (Generation::FIRST, InstanceState::Running));
+    assert_eq!(picture.check_quota(1).map_err(|(found, _)| found), Err("quota-holds"));
+    assert_eq!(picture.check_quota(2), Ok(()));
+}
+
+#[test]
 fn x5_what_is_listed_and_does_not_run_is_found() {
     let run = async {
         let sim = SimProvider::new(SimClock::starting_at(NOW_MS));
