@@ -5,6 +5,8 @@
 //! arrive at any time or never, and once more; answers come late or not at all; time passes whenever it can; replicas
 //! take over while others believe that they own.
 
+#[path = "../page/mod.rs"]
+mod page;
 mod world;
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
@@ -82,36 +84,45 @@ fn explore(replicas: Replicas) -> impl Checker<Replicas> {
     replicas.checker().threads(2).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join()
 }
 
-fn holds(scope: Scope) {
+/// How many states there were; docs/proof.md tells of so many.
+fn holds(scope: Scope) -> usize {
     let checker = explore(Replicas { scope, broken: None });
     checker.assert_properties();
     println!("{scope:?}: {} states", checker.unique_state_count());
+    checker.unique_state_count()
 }
 
 #[test]
 fn p7_two_replicas_never_make_two_of_one() {
-    holds(Scope { wishes: 2, ..Scope::default() });
+    let states = holds(Scope { wishes: 2, ..Scope::default() });
+    page::counts("two replicas, two wishes", states);
 }
 
 #[test]
 fn p7_two_replicas_replace_what_died_once() {
-    holds(Scope { deaths: 1, operations: 6, ..Scope::default() });
+    let states = holds(Scope { deaths: 1, operations: 6, ..Scope::default() });
+    page::counts("two replicas, an instance dies and is replaced", states);
 }
 
 #[test]
 fn p7_two_replicas_save_and_resume() {
-    holds(Scope { is_persistent: true, wishes: 2, operations: 6, ..Scope::default() });
+    let states = holds(Scope { is_persistent: true, wishes: 2, operations: 6, ..Scope::default() });
+    page::counts("two replicas, saved and resumed", states);
 }
 
 #[test]
 fn p7_calls_that_arrive_twice_do_their_work_once() {
-    holds(Scope { arrivals: 2, ..Scope::default() });
+    let states = holds(Scope { arrivals: 2, ..Scope::default() });
+    page::counts("two replicas, calls that arrive twice", states);
 }
 
 #[test]
 fn p7_three_replicas_never_make_two_of_one() {
-    let operations = if std::env::var_os("VIV_MODEL_WIDE").is_some() { 4 } else { 3 };
-    holds(Scope { replicas: 3, takeovers: 3, operations, ..Scope::default() });
+    let scope = Scope { replicas: 3, takeovers: 3, operations: 3, ..Scope::default() };
+    page::counts("three replicas, two takeovers", holds(scope));
+    if std::env::var_os("VIV_MODEL_WIDE").is_some() {
+        page::counts("the same, one operation more (`make model`)", holds(Scope { operations: 4, ..scope }));
+    }
 }
 
 /// A model in which nothing can go wrong shows nothing.
