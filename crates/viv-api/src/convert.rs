@@ -184,6 +184,7 @@ impl From<core_snapshot::Snapshot> for Snapshot {
             size_bytes: seen.map(|seen| seen.size_bytes),
             own_bytes: seen.map(|seen| seen.own_bytes),
             integrity: seen.map(|seen| seen.integrity.into()),
+            memory_damage: seen.and_then(|seen| seen.memory_damage.clone()),
             paused_ms: seen.map(|seen| seen.paused_us.div_ceil(1000)),
             took_ms: seen.map(|seen| seen.total_us.div_ceil(1000)),
             copied_bytes: seen.map(|seen| seen.copied_bytes),

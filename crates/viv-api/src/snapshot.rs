@@ -173,6 +173,10 @@ pub struct Snapshot {
     pub own_bytes: Option<u64>,
     /// Whether it is whole.
     pub integrity: Option<SnapshotIntegrity>,
+    /// What is wrong with the memory that it holds, as far as anybody saw. Its files are what `integrity` says, and whoever
+    /// goes on from it begins with them.
+    #[serde(default)]
+    pub memory_damage: Option<String>,
     /// How long the sandbox stood still for it.
     pub paused_ms: Option<u64>,
     /// How long it took in all.

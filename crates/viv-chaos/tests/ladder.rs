@@ -5,12 +5,13 @@ mod place;
 
 use std::time::Duration;
 
-use place::{Place, by, paused, persistent, place_ticking, place_with_memory, request};
+use place::{Place, by, paused, persistent, place_ticking, place_with_memory, place_without_memory, request};
 use viv_core::exec::ExecSpec;
 use viv_core::lifecycle::{Actor, Cause, EntryKind, Memory, PhaseName, Status};
 use viv_core::spec::{Hibernate, Policy, Project};
 use viv_core::{Generation, SandboxId};
 use viv_engine::{CleanupConfig, CreateRequest, ReconcilerName, Which};
+use viv_provider::Capability;
 use viv_store::{Cursor, JournalFilter, Store};
 
 const HOUR_MS: u64 = 3_600_000;
@@ -199,6 +200,41 @@ fn l13_what_cannot_go_to_disk_with_its_memory_stays_frozen_and_is_left_alone() {
         let gone = place.record(&id).await;
         assert!(matches!(gone.memory, Some(Memory::Kept { .. })), "{gone:?}");
         assert_eq!(place.status(&id).await, Status::Hibernated);
+    });
+}
+
+/// One look at a busy start is not the last word: what the daemon does is what it says, and both follow what there is.
+#[test]
+fn l13_whether_memory_is_saved_is_found_out_again_while_the_daemon_runs() {
+    paused(async {
+        let place = place_without_memory("the machine was busy", MINUTE).await;
+        let policy = Policy { hibernate: Hibernate::Memory, ..persistent().policy };
+        let id = place.made(CreateRequest { policy, ..persistent() }).await;
+        let memory_of_next = async || {
+            place.engine.ensure(&id, EntryKind::Ensure, by()).await.unwrap();
+            place.engine.wait_ready(&id, MINUTE).await.unwrap();
+            place.start(&id, &["/bin/sleep", "100000"], true).await;
+            place.engine.hibernate(&id, by()).await.unwrap();
+            place.engine.wait_settled(&id, MINUTE).await.unwrap();
+            place.record(&id).await.memory
+        };
+        let is_missing_for = |memory: Option<Memory>, reason: &str| match memory {
+            Some(Memory::NotSaved { why }) => why.contains(reason),
+            _ => false,
+        };
+        assert!(is_missing_for(memory_of_next().await, "the machine was busy"));
+        // It works by now, and nobody asks: the daemon looks by itself.
+        place.provider.truth().declare_no_memory(None);
+        tokio::time::sleep(2 * MINUTE).await;
+        assert!(matches!(memory_of_next().await, Some(Memory::Kept { .. })));
+        // It is gone, and somebody is told so: what he was told is what happens, at once.
+        place.provider.truth().declare_no_memory(Some("it was removed"));
+        let told = place.engine.capabilities().await.missing.remove(&Capability::SaveMemory);
+        assert_eq!(told.as_deref(), Some("it was removed"));
+        assert!(is_missing_for(memory_of_next().await, "it was removed"));
+        place.provider.truth().declare_no_memory(None);
+        assert!(place.engine.capabilities().await.can(Capability::SaveMemory));
+        assert!(matches!(memory_of_next().await, Some(Memory::Kept { .. })));
     });
 }
 

@@ -83,6 +83,10 @@ pub struct SnapshotSeen {
     pub own_bytes: u64,
     /// Whether it is whole.
     pub integrity: SnapshotIntegrity,
+    /// What is wrong with the memory that it holds, as far as anybody saw: its files are what `integrity` says, and are what
+    /// whoever goes on from it begins with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_damage: Option<String>,
     /// How long a running instance stood still for it.
     pub paused_us: u64,
     /// How long it took in all.

@@ -571,14 +571,14 @@ impl Inner {
             if before.active_at_ms > seen.active_at_ms || before.generation != seen.generation {
                 return Ok(false);
             }
-            let at = self.moment();
+            let now = self.now();
             let mut hurried = before.clone();
             (hurried.policy.idle_ms, hurried.policy.hibernate_ms) = (0, 0);
             let event = Event::Idle { freezes: false };
-            let Stepped::Accepted(accepted) = step(&hurried, &event, at) else { return Ok(false) };
+            let Stepped::Accepted(accepted) = step(&hurried, &event, now.moment()) else { return Ok(false) };
             let Accepted { mut next, happened } = *accepted;
             next.policy = before.policy.clone();
-            let line = journal::line(&event, &before, &next, happened, at.now_ms);
+            let line = journal::line(&event, &before, &next, happened, now.ms);
             match self.commit(next, vec![line], None, Some(before.active_at_ms), Vec::new()).await {
                 Ok(_) => return Ok(true),
                 Err(EngineError::Store(StoreError::Conflict { .. })) => {}

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use viv_core::exec::ExecState;
 use viv_core::lifecycle::{
-    Actor, Effect, Failure, FailureKind, HIBERNATED, LOST_EXECUTIONS_MAX, LostExecution, Observed, Outcome, Phase,
-    Sandbox, Seen, Work,
+    Actor, Effect, Failure, FailureKind, HIBERNATED, LOST_EXECUTIONS_MAX, LostExecution, Memory, Observed, Outcome,
+    Phase, Sandbox, Seen, Work,
 };
 use viv_core::planted::{Planted, is_planted};
 use viv_core::{Generation, SnapshotId};
@@ -166,7 +166,20 @@ impl Inner {
     ) -> Result<Outcome, EngineError> {
         let recall = match from {
             Some((_, true)) => Recall::Required,
-            Some((_, false)) | None => Recall::Never,
+            Some((snapshot, false)) => match &record.memory {
+                Some(Memory::NotRestored { snapshot: tried, why }) if tried == snapshot => {
+                    Recall::GivenUp { why: why.clone() }
+                }
+                Some(
+                    Memory::Saving
+                    | Memory::Kept { .. }
+                    | Memory::Restored { .. }
+                    | Memory::NotSaved { .. }
+                    | Memory::NotRestored { .. },
+                )
+                | None => Recall::Never,
+            },
+            None => Recall::Never,
         };
         let spec = InstanceSpec { recall, ..instance_spec(record) };
         let (owner, budget) = (&self.config.owner, self.config.budgets.make);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 use viv_core::SandboxId;
-use viv_core::lifecycle::{Accepted, Event, Happened, Moment, Phase, PhaseName, Sandbox, Stepped, outstanding, step};
+use viv_core::lifecycle::{Accepted, Event, Happened, Phase, PhaseName, Sandbox, Stepped, outstanding, step};
 use viv_core::planted::{Planted, is_planted};
 use viv_provider::{Capability, Provider};
 use viv_store::{Change, Epoch, Lease, Quota, Store, StoreError};
@@ -26,6 +26,7 @@ use crate::inside::Ears;
 use crate::journal;
 use crate::knowledge::Knowledge;
 use crate::listen::Listeners;
+use crate::memory::MemoryKnown;
 use crate::metrics::{Feed, Metrics, family};
 use crate::reconcile::{Health, Reconcilers};
 use crate::roster::Roster;
@@ -89,8 +90,8 @@ pub(crate) struct Inner {
     attending: Mutex<()>,
     /// Whether the provider can freeze; else the ladder of idling has one rung less.
     pub(crate) freezes: bool,
-    /// Why the provider cannot save memory; none when it can.
-    no_memory: Option<String>,
+    /// Whether the provider can save memory.
+    pub(crate) memory: MemoryKnown,
     pub(crate) schedules: Schedules,
     pub(crate) tasks: Tasks,
     pub(crate) executions: Executions,
@@ -111,9 +112,6 @@ pub(crate) struct Inner {
     /// True once the daemon ends.
     ending: watch::Sender<bool>,
 }
-
-/// Why memory is not saved, where the provider does not say.
-const NO_MEMORY: &str = "this provider does not offer it";
 
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -159,10 +157,9 @@ impl Engine {
         clock: Clock,
         draw: impl Fn() -> [u8; 16] + Send + Sync + 'static,
     ) -> Result<Self, EngineError> {
-        let capabilities = provider.capabilities();
+        let capabilities = provider.look_again().await;
         let freezes = capabilities.can(Capability::Freeze);
-        let why = || capabilities.missing.get(&Capability::SaveMemory).cloned().unwrap_or_else(|| NO_MEMORY.to_owned());
-        let no_memory = (!capabilities.can(Capability::SaveMemory)).then(why);
+        let memory = MemoryKnown::of(&capabilities);
         config.spares.check()?;
         let spares = Spares::of(&config.spares);
         let stuck_after_ms = config.alerts.as_ref().map(|alerts| alerts.stuck_after.as_millis() as u64);
@@ -195,7 +192,7 @@ impl Engine {
                 cleanups: Cleanups::default(),
                 attending: Mutex::default(),
                 freezes,
-                no_memory,
+                memory,
                 schedules: Schedules::default(),
                 tasks: Tasks::default(),
                 executions: Executions::default(),
@@ -218,6 +215,7 @@ impl Engine {
         engine.inner.spawn_scribe();
         crate::reconcile::spawn(&engine.inner);
         crate::pressure::spawn(&engine.inner);
+        crate::memory::spawn(&engine.inner);
         crate::schedule::spawn(&engine).await?;
         crate::task::spawn(&engine).await?;
         crate::execution::spawn(&engine).await?;
@@ -280,10 +278,6 @@ impl Engine {
 }
 
 impl Inner {
-    pub(crate) fn moment(&self) -> Moment<'_> {
-        Moment { now_ms: self.clock.now_ms(), timings: &self.config.timings, no_memory: self.no_memory.as_deref() }
-    }
-
     /// Somebody else works on these sandboxes now, and has killed us or believes so: then this engine ends (J8).
     pub(crate) fn heed(&self, error: &EngineError) {
         if matches!(error, EngineError::Store(StoreError::Superseded)) {
@@ -359,13 +353,13 @@ impl Inner {
     pub(crate) async fn apply(self: &Arc<Self>, sandbox: &SandboxId, event: &Event) -> Result<Applied, EngineError> {
         for _ in 0..RACES_MAX {
             let before = self.load(sandbox).await?;
-            let at = self.moment();
-            let Accepted { next, happened } = match step(&before, event, at) {
+            let now = self.now();
+            let Accepted { next, happened } = match step(&before, event, now.moment()) {
                 Stepped::Accepted(accepted) => *accepted,
                 Stepped::Ignored(_) => return Ok(Applied::Same(Box::new(before))),
                 Stepped::Denied(why) => return Err(denied(&before, why)),
             };
-            let line = journal::line(event, &before, &next, happened, at.now_ms);
+            let line = journal::line(event, &before, &next, happened, now.ms);
             let quota = if makes_run(happened) { self.quota(&next) } else { None };
             // What was saved has its row from the moment on that the record refers to it (L11).
             let rows = self.saved_row(&next, event).await?;

@@ -137,15 +137,15 @@ impl Inner {
         let event = Event::Idle { freezes: self.freezes };
         for _ in 0..RACES_MAX {
             let before = self.load(sandbox).await?;
-            let at = self.moment();
-            let is_idle = self.idle_at_ms(&before).is_some_and(|at_ms| at_ms <= at.now_ms);
-            let used = self.knowledge.used_at_ms(sandbox, at.now_ms).is_some_and(|at_ms| at_ms > before.active_at_ms);
+            let now = self.now();
+            let is_idle = self.idle_at_ms(&before).is_some_and(|at_ms| at_ms <= now.ms);
+            let used = self.knowledge.used_at_ms(sandbox, now.ms).is_some_and(|at_ms| at_ms > before.active_at_ms);
             if (!is_idle || used) && !is_planted(Planted::IdleUnread) {
                 return Ok(false);
             }
-            let Stepped::Accepted(accepted) = step(&before, &event, at) else { return Ok(false) };
+            let Stepped::Accepted(accepted) = step(&before, &event, now.moment()) else { return Ok(false) };
             let Accepted { next, happened } = *accepted;
-            let line = journal::line(&event, &before, &next, happened, at.now_ms);
+            let line = journal::line(&event, &before, &next, happened, now.ms);
             match self.commit(next, vec![line], None, Some(before.active_at_ms), Vec::new()).await {
                 Ok(_) => return Ok(true),
                 Err(EngineError::Store(StoreError::Conflict { .. })) => {}

@@ -19,6 +19,7 @@
 //!   snapshots   one task per snapshot that is being made or removed; its row says what is outstanding
 //!   reconcilers provider-sync · expiry · stuck · snapshots · retention · alerts · cleanup, on a signal and on a period
 //!   trace       spans, for who traces: requests, effects, tasks, calls, executions
+//!   memory      whether it is saved here: one look now and then, by which everything is decided (L13)
 //!   metrics     figures: from the journal, from records, and from what goes by
 //! ```
 //!
@@ -61,6 +62,7 @@ mod inside;
 mod journal;
 mod knowledge;
 mod listen;
+mod memory;
 pub mod metrics;
 mod pressure;
 mod probe;

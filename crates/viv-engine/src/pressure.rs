@@ -61,7 +61,7 @@ fn next(records: &[Sandbox], now_ms: u64) -> (Vec<&Sandbox>, usize) {
 impl Inner {
     async fn move_to_disk(self: &Arc<Self>, left: f64) -> Result<(), EngineError> {
         // Where memory is not saved, it would be lost.
-        if self.moment().no_memory.is_some() {
+        if self.no_memory().is_some() {
             return Ok(());
         }
         let phases = vec![PhaseName::Frozen, PhaseName::Hibernating];

@@ -70,7 +70,7 @@ pub struct InstanceSpec {
 }
 
 /// What becomes of the memory that was saved with a snapshot, when an instance is made from that.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Recall {
     /// It is restored, or else the instance begins with the files alone and lacks [`Capability::SaveMemory`].
@@ -80,6 +80,11 @@ pub enum Recall {
     Required,
     /// It is left where it is.
     Never,
+    /// The same, because what was restored of it did not work: it may be kept for a look.
+    GivenUp {
+        /// Why.
+        why: String,
+    },
 }
 
 fn default_workdir() -> String {
@@ -331,6 +336,9 @@ pub struct SnapshotSeen {
     pub snapshot: Snapshot,
     /// Whether it is whole.
     pub integrity: Integrity,
+    /// What is wrong with the memory that it holds, as far as anybody saw. Its files are what `integrity` says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_damage: Option<String>,
     /// What removing it would free: the rest is shared with others.
     pub own_bytes: u64,
     /// Instances that were made from it and are still there, alive or ended.

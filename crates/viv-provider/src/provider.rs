@@ -1,5 +1,7 @@
 //! The trait.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
 use viv_core::exec::{ExecSpec, ExecStatus, OutputEvent, TtySize};
@@ -118,8 +120,19 @@ pub trait Provider: Send + Sync {
     /// A short name for messages.
     fn name(&self) -> &str;
 
-    /// What it can do here.
+    /// What it can do here, as of the last look.
     fn capabilities(&self) -> Capabilities;
+
+    /// The same after another look at what may be otherwise by now: a program that was installed since, or did not work on a
+    /// busy machine. It may take as long as trying takes, and holds up no thread of those who ask.
+    async fn look_again(&self) -> Capabilities {
+        self.capabilities()
+    }
+
+    /// After how long it is worth another look, though nobody asks; `None` where what it can do stays what it is.
+    fn looks_again_after(&self) -> Option<Duration> {
+        None
+    }
 
     /// Makes an instance of `mutation.generation` and answers when it runs.
     ///
@@ -466,8 +479,8 @@ pub trait Provider: Send + Sync {
         None
     }
 
-    /// By what it saves memory, where it can and there is more to say: a program, its version, what that cannot do here.
-    /// May block for as long as trying it takes.
+    /// By what it saves memory, where it can and there is more to say: a program, its version, what that cannot do here. As of
+    /// the last look, like [`Provider::capabilities`].
     fn saves_memory_by(&self) -> Option<String> {
         None
     }

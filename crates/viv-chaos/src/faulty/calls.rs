@@ -102,6 +102,14 @@ impl<P: Provider + Clone + 'static> Provider for FaultyProvider<P> {
         self.inner.capabilities()
     }
 
+    async fn look_again(&self) -> Capabilities {
+        self.inner.look_again().await
+    }
+
+    fn looks_again_after(&self) -> Option<Duration> {
+        self.inner.looks_again_after()
+    }
+
     async fn create(
         &self,
         mutation: &Mutation,

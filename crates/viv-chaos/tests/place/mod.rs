@@ -58,6 +58,16 @@ pub(crate) async fn place_with_memory(left: f64, set_up: impl FnOnce(&mut Engine
     place_behind(500, behind, set_up).await
 }
 
+/// The same, on a machine that declares that it cannot save memory, for this reason, and is worth another look after a while.
+pub(crate) async fn place_without_memory(why: &str, looks_again_after: Duration) -> Place {
+    let behind = |store: MemoryStore, sim: SimProvider| {
+        sim.declare_no_memory(Some(why));
+        sim.look_again_after(looks_again_after);
+        (Arc::new(store) as Arc<dyn Store>, FaultyProvider::new(sim, 1, 0))
+    };
+    place_behind(500, behind, |_| {}).await
+}
+
 async fn place_behind(
     tick_ms: u64,
     behind: impl FnOnce(MemoryStore, SimProvider) -> (Arc<dyn Store>, FaultyProvider),

@@ -77,13 +77,13 @@ impl Engine {
         if let Some(snapshot) = &snapshot {
             inner.good_snapshot(&project, snapshot).await?;
         }
-        let at = inner.moment();
+        let now = inner.now();
         let idempotency = key.map(|KeyedBy { key, body_hash }| Idempotency {
             project: project.clone(),
             route: "sandboxes.create".to_owned(),
             key,
             body_hash,
-            at_ms: at.now_ms,
+            at_ms: now.ms,
             made: None,
         });
         let idempotency = idempotency.filter(|_| !is_planted(Planted::KeyForgotten));
@@ -130,11 +130,11 @@ impl Engine {
 impl Inner {
     /// Records a sandbox that is to be made. Its lease comes with the first effect; the token is not part of the intent.
     async fn record_new(&self, new: NewSandbox, idempotency: Option<Idempotency>) -> Result<Sandbox, StoreError> {
-        let at = self.moment();
-        let sandbox = Sandbox::create(new, at);
+        let now = self.now();
+        let sandbox = Sandbox::create(new, now.moment());
         let change = Change {
             quota: self.quota(&sandbox),
-            lines: vec![journal::created(&sandbox, at.now_ms)],
+            lines: vec![journal::created(&sandbox, now.ms)],
             sandbox: sandbox.clone(),
             idempotency,
             unused_since_ms: None,

@@ -226,7 +226,7 @@ async fn known(inner: &Arc<Inner>, record: &Sandbox, item: &Listed, report: &mut
     }
     let event = Event::Seen { generation: record.generation, seen, observed };
     // As it is recorded. Had the record changed since it was read, the next comparison would see that.
-    if step(record, &event, inner.moment()) == Stepped::Ignored(Ignored::NothingNew) {
+    if step(record, &event, inner.now().moment()) == Stepped::Ignored(Ignored::NothingNew) {
         return Ok(());
     }
     if let Applied::Changed(_) = inner.apply(&record.id, &event).await? {

@@ -155,8 +155,8 @@ impl Inner {
 
     /// Refuses to fork a memory that is not there, and cannot be saved.
     async fn need_memory(&self, request: &ForkRequest, source: Option<&Sandbox>) -> Result<(), EngineError> {
-        if let Some(why) = self.moment().no_memory {
-            let (capability, why) = (Capability::SaveMemory, why.to_owned());
+        if let Some(why) = self.no_memory() {
+            let (capability, why) = (Capability::SaveMemory, why.to_string());
             return Err(EngineError::Provider(ProviderError::Unsupported { capability, why }));
         }
         let saved = match (&request.from, source.map(|source| &source.phase)) {
@@ -228,7 +228,7 @@ impl Inner {
 
     /// The records of a fork, which all begin now.
     pub(super) fn forks(&self, row: &Snapshot, plan: &ForkPlan) -> Vec<Change> {
-        let at = self.moment();
+        let now = self.now();
         let one = |(index, id): (usize, &SandboxId)| {
             let new = NewSandbox {
                 id: id.clone(),
@@ -240,12 +240,12 @@ impl Inner {
                 origin: Some(row.id.clone()),
                 by: plan.by.clone(),
             };
-            let sandbox = Sandbox::create(new, at);
+            let sandbox = Sandbox::create(new, now.moment());
             let sandbox = match row.memory.as_ref().filter(|_| plan.memory) {
                 Some(memory) => sandbox.with_memory(&row.id, memory),
                 None => sandbox,
             };
-            let lines = vec![journal::created(&sandbox, at.now_ms)];
+            let lines = vec![journal::created(&sandbox, now.ms)];
             let quota = self.quota(&sandbox);
             Change { sandbox, lines, idempotency: None, quota, unused_since_ms: None, snapshots: Vec::new() }
         };

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use viv_core::snapshot::{Snapshot, SnapshotState};
+use viv_core::snapshot::{Snapshot, SnapshotSeen, SnapshotState};
 use viv_core::spec::Project;
 use viv_core::{SandboxId, SnapshotId};
 use viv_store::{SnapshotListing, SnapshotQuery, StoreError};
@@ -57,9 +57,8 @@ impl Inner {
         seen: &viv_provider::SnapshotSeen,
     ) -> Result<(), EngineError> {
         let now = seen_now(seen, self.clock.now_ms());
-        let known = row.seen.as_ref();
-        let same = known.is_some_and(|known| (known.integrity, known.own_bytes) == (now.integrity, now.own_bytes));
-        if same {
+        let news = |seen: &SnapshotSeen| (seen.integrity, seen.own_bytes, seen.memory_damage.clone());
+        if row.seen.as_ref().map(news) == Some(news(&now)) {
             return Ok(());
         }
         let parent = row.parent.clone().or_else(|| seen.snapshot.parent.clone());

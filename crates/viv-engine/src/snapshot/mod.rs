@@ -110,6 +110,7 @@ fn seen_when_saved(saved: &viv_provider::Snapshot, now_ms: u64) -> SnapshotSeen 
         size_bytes: saved.size_bytes,
         own_bytes: 0,
         integrity: SnapshotIntegrity::Pending,
+        memory_damage: None,
         paused_us: saved.cost.paused_us,
         total_us: saved.cost.total_us,
         copied_bytes: saved.cost.copied_bytes,
@@ -126,6 +127,7 @@ pub(crate) fn seen_now(seen: &viv_provider::SnapshotSeen, now_ms: u64) -> Snapsh
             Integrity::Verified => SnapshotIntegrity::Verified,
             Integrity::Damaged => SnapshotIntegrity::Damaged,
         },
+        memory_damage: seen.memory_damage.clone(),
         ..seen_when_saved(&seen.snapshot, now_ms)
     }
 }

@@ -60,10 +60,10 @@ impl Inner {
             if self.knowledge.has_ended(&spare) {
                 continue;
             }
-            let at = self.moment();
+            let now = self.now();
             let new = NewSandbox { id: id.clone(), ..new.clone() };
-            let Some(sandbox) = claim(&spare, new, at) else { continue };
-            let line = journal::claimed(&spare, &sandbox, name, at.now_ms);
+            let Some(sandbox) = claim(&spare, new, now.moment()) else { continue };
+            let line = journal::claimed(&spare, &sandbox, name, now.ms);
             let change = Change {
                 quota: self.quota(&sandbox),
                 sandbox: sandbox.clone(),
@@ -171,12 +171,12 @@ impl Inner {
             if !before.is_spare() {
                 return Ok(false);
             }
-            let at = self.moment();
+            let now = self.now();
             let event = Event::Delete { by: by.clone() };
-            let Stepped::Accepted(accepted) = step(&before, &event, at) else { return Ok(false) };
+            let Stepped::Accepted(accepted) = step(&before, &event, now.moment()) else { return Ok(false) };
             let Accepted { next, happened } = *accepted;
-            let told = journal::noted(&next, "spare.given_up", by.clone(), at.now_ms, json!({ "why": why }));
-            let lines = vec![told, journal::line(&event, &before, &next, happened, at.now_ms)];
+            let told = journal::noted(&next, "spare.given_up", by.clone(), now.ms, json!({ "why": why }));
+            let lines = vec![told, journal::line(&event, &before, &next, happened, now.ms)];
             match self.commit(next, lines, None, None, Vec::new()).await {
                 Ok(_) => return Ok(true),
                 Err(EngineError::Store(StoreError::Conflict { .. })) => {}

@@ -144,9 +144,9 @@ impl Round<'_> {
         let inner = self.inner;
         let Ok(_entering) = inner.begin_entry() else { return Ok(false) };
         self.report.found += 1;
-        let at = inner.moment();
+        let now = inner.now();
         if !inner.has_room_for_spare(class).await? {
-            inner.spares.lock().held_until_ms = at.now_ms.saturating_add(FULL_PAUSE_MS);
+            inner.spares.lock().held_until_ms = now.ms.saturating_add(FULL_PAUSE_MS);
             return Ok(false);
         }
         let new = NewSandbox {
@@ -159,10 +159,10 @@ impl Round<'_> {
             origin: None,
             by: Actor::part("spares"),
         };
-        let sandbox = Sandbox::create(new, at);
+        let sandbox = Sandbox::create(new, now.moment());
         let change = Change {
             quota: inner.quota(&sandbox),
-            lines: vec![journal::spare_created(&sandbox, at.now_ms)],
+            lines: vec![journal::spare_created(&sandbox, now.ms)],
             sandbox: sandbox.clone(),
             idempotency: None,
             unused_since_ms: None,
@@ -175,7 +175,7 @@ impl Round<'_> {
                 Ok(true)
             }
             Err(StoreError::Quota { .. }) => {
-                let held_until_ms = at.now_ms.saturating_add(FULL_PAUSE_MS);
+                let held_until_ms = now.ms.saturating_add(FULL_PAUSE_MS);
                 inner.spares.lock().held_until_ms = held_until_ms;
                 Ok(false)
             }

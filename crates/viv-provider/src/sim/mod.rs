@@ -34,6 +34,7 @@ mod tree;
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 pub use clock::SimClock;
 
@@ -126,6 +127,21 @@ impl SimProvider {
     /// From now on no memory can be saved, for a reason that nobody is told before; or it can again.
     pub fn fail_dumps(&self, why: Option<&str>) {
         self.settled().dumps_fail = why.map(str::to_owned);
+    }
+
+    /// What it can do may change, and is worth another look after this time; to be said before anybody asks.
+    pub fn look_again_after(&self, after: Duration) {
+        self.settled().looks_again_after = Some(after);
+    }
+
+    /// From now on it declares that memory cannot be saved, for this reason; or that it can.
+    pub fn declare_no_memory(&self, why: Option<&str>) {
+        let mut state = self.settled();
+        let all = std::mem::take(&mut state.capabilities);
+        state.capabilities = match why {
+            Some(why) => all.without(Capability::SaveMemory, why),
+            None => all.with(Capability::SaveMemory),
+        };
     }
 
     /// The state as it is now.

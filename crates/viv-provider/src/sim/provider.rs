@@ -1,6 +1,7 @@
 //! The trait, verb by verb.
 
 use std::io::Cursor;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::io::AsyncReadExt;
@@ -49,6 +50,10 @@ impl Provider for SimProvider {
 
     fn capabilities(&self) -> Capabilities {
         self.settled().capabilities.clone()
+    }
+
+    fn looks_again_after(&self) -> Option<Duration> {
+        self.settled().looks_again_after
     }
 
     async fn create(

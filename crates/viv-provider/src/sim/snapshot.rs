@@ -116,6 +116,7 @@ impl State {
         SnapshotSeen {
             snapshot: saved.snapshot.clone(),
             integrity: if saved.damaged { Integrity::Damaged } else { Integrity::Verified },
+            memory_damage: None,
             own_bytes: saved.tree.own_bytes(),
             used_by: self.users(&saved.snapshot.id).cloned().collect(),
         }
@@ -177,13 +178,13 @@ impl State {
             if saved.damaged && !is_planted(Planted::DamagedIsBegunWith) {
                 return Err(ProviderError::Failed { what: format!("{snapshot} is damaged") });
             }
-            let mut executions = match spec.recall {
+            let mut executions = match &spec.recall {
                 Recall::IfPossible => saved.executions.clone(),
                 Recall::Required if saved.snapshot.memory => saved.executions.clone(),
                 Recall::Required => {
                     return Err(ProviderError::Failed { what: format!("{snapshot} was saved without its memory") });
                 }
-                Recall::Never => Vec::new(),
+                Recall::Never | Recall::GivenUp { .. } => Vec::new(),
             };
             for execution in &mut executions {
                 if saved.snapshot.source.sandbox != *sandbox {

@@ -1,6 +1,7 @@
 //! All that a simulated provider knows.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use viv_core::fence::Intent;
 use viv_core::{ExecutionId, SandboxId, SnapshotId};
@@ -34,6 +35,8 @@ pub(super) struct State {
     pub(super) memory_left: Option<f64>,
     /// Why no memory can be saved.
     pub(super) dumps_fail: Option<String>,
+    /// After how long it is worth another look at what it can do, if that may change.
+    pub(super) looks_again_after: Option<Duration>,
 }
 
 impl State {
@@ -48,6 +51,7 @@ impl State {
             connects_fail: 0,
             memory_left: None,
             dumps_fail: None,
+            looks_again_after: None,
         }
     }
 

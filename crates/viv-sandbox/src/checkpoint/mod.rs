@@ -11,6 +11,7 @@
 //!   <data>/memory/<snapshot>/
 //!     manifest.json      what it is, of which machine, and a digest of the rest
 //!     not-restored       why it was not, if that was tried; CRIU's restore.log beside it
+//!     damaged            what a close look found wrong with what is kept
 //!     kept/images/       what CRIU wrote, packed: see [`pack`], and [`share`] for what others have too
 //!     kept/run/          what the agent shares with the host: output of executions among it
 //!     kept/dump.json     what the shim knows about the processes: see [`Dump`]
@@ -51,6 +52,9 @@ pub(crate) use mounts::External;
 /// the whole. Images of another form are not looked at.
 const VERSION: u32 = 2;
 const VERSION_SHARING: u32 = 3;
+
+/// What damage is, in words.
+const DAMAGED: &str = "what is on disk is not what was dumped";
 
 /// Longest list of who is in which cgroup, and of what is open: some tens of bytes for each process, a name for each file.
 const DUMP_BYTES_MAX: u64 = 16 << 20;
@@ -96,6 +100,41 @@ impl MemoryDir {
     /// Why it was not restored, once that was tried.
     pub(crate) fn not_restored(&self) -> PathBuf {
         self.0.join("not-restored")
+    }
+
+    /// What a close look found wrong with it.
+    fn damaged(&self) -> PathBuf {
+        self.0.join("damaged")
+    }
+
+    /// What is wrong with what is kept, if anything is; with `deep`, all of it is read. Not being able to look is not
+    /// damage.
+    pub(crate) fn check(&self, deep: bool) -> io::Result<Option<String>> {
+        let manifest = match self.read_manifest() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok(Some("what was dumped is missing".to_owned()));
+            }
+            read => read?,
+        };
+        if !self.images().is_dir() || !self.dump().exists() {
+            return Ok(Some("a part of what was dumped is missing".to_owned()));
+        }
+        let noted = match fs::read_to_string(self.damaged()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            noted => Some(noted?),
+        };
+        // What only a close look has found is not put right by a quick one.
+        if !deep {
+            return Ok(noted);
+        }
+        let wrong = (!manifest.is_whole(self)?).then(|| DAMAGED.to_owned());
+        match (&noted, &wrong) {
+            (_, Some(wrong)) => fs::write(self.damaged(), wrong)?,
+            // Somebody put right what was wrong.
+            (Some(_), None) => fs::remove_file(self.damaged())?,
+            (None, None) => {}
+        }
+        Ok(wrong)
     }
 
     /// Which operation has it made.
@@ -225,8 +264,16 @@ impl Manifest {
         if let Some(why) = self.machine.why_not_on(&Machine::this()?) {
             return Ok(Some(why));
         }
-        let whole = viv_layer::content(&dir.kept()).is_ok_and(|digest| digest == self.digest);
-        Ok((!whole).then(|| "it is damaged: what is on disk is not what was dumped".to_owned()))
+        if self.is_whole(dir).is_ok_and(|whole| whole) {
+            return Ok(None);
+        }
+        // Whoever cannot note it finds it again.
+        let _ = fs::write(dir.damaged(), DAMAGED);
+        Ok(Some(format!("it is damaged: {DAMAGED}")))
+    }
+
+    fn is_whole(&self, dir: &MemoryDir) -> io::Result<bool> {
+        Ok(viv_layer::content(&dir.kept())? == self.digest)
     }
 }
 
@@ -250,6 +297,10 @@ mod tests {
         assert!(Machine::this().is_ok_and(|this| !this.cpu_flags.is_empty()));
     }
 
+    fn dump() -> Dump {
+        Dump { mounts: Vec::new(), logs: Vec::new(), placed: BTreeMap::new(), files: BTreeMap::new() }
+    }
+
     #[test]
     fn what_was_changed_on_disk_is_told() {
         let folder = tempfile::tempdir().unwrap();
@@ -265,6 +316,16 @@ mod tests {
         assert_eq!(manifest.why_not(&dir).unwrap(), None);
         fs::write(dir.images().join("pages-1.img"), "Pages").unwrap();
         assert!(manifest.why_not(&dir).unwrap().unwrap().contains("damaged"));
+        // Whoever looks afterwards is told so without reading all of it, until somebody puts it right and looks closely.
+        dir.write_dump(&dump()).unwrap();
+        let manifest = Manifest::of(&dir, &instance, ids, Path::new("/a/viv-agent-1"), "4.2").unwrap();
+        dir.write_manifest(&manifest).unwrap();
+        assert_eq!(dir.check(false).unwrap().as_deref(), Some(DAMAGED));
+        assert_eq!((dir.check(true).unwrap(), dir.check(false).unwrap()), (None, None));
+        fs::write(dir.images().join("pages-1.img"), "pageS").unwrap();
+        assert_eq!(dir.check(false).unwrap(), None, "a quick look does not read it");
+        assert_eq!(dir.check(true).unwrap().as_deref(), Some(DAMAGED));
+        assert_eq!(dir.check(false).unwrap().as_deref(), Some(DAMAGED));
         fs::remove_file(dir.images().join("pages-1.img")).unwrap();
         assert!(manifest.why_not(&dir).unwrap().unwrap().contains("damaged"));
         // One that shares is of another form, which earlier programs refuse; both are known here.

@@ -20,7 +20,6 @@ use super::look::LOOK_EVERY;
 use super::memory::Memory;
 use super::save::{outdated, store_failed};
 use super::{LocalProvider, Result, unavailable, within};
-use crate::checkpoint::criu::RESTORE_LOG;
 use crate::durable;
 use crate::fence::Fences;
 use crate::layout::{DataDir, InstanceDir, InstanceRecord, Made};
@@ -114,9 +113,14 @@ impl LocalProvider {
                 self.later(Chore::Collect);
             }
         }
-        let recall = order.spec.recall;
-        if recall == Recall::Never {
-            return self.carry_out_with(order, &Memory::None);
+        let recall = &order.spec.recall;
+        match recall {
+            Recall::GivenUp { why } => {
+                self.note_not_restored(&order.origin, why);
+                return self.carry_out_with(order, &Memory::None);
+            }
+            Recall::Never => return self.carry_out_with(order, &Memory::None),
+            Recall::IfPossible | Recall::Required => {}
         }
         let memory = self.memory_for(&order.origin, &order.spec.network.egress)?;
         match (recall, &memory) {
@@ -125,7 +129,8 @@ impl LocalProvider {
                 self.note_not_restored(&order.origin, why);
                 return Err(not_remembered(why));
             }
-            (Recall::IfPossible | Recall::Never, _) | (Recall::Required, Memory::Restored(_)) => {}
+            (Recall::IfPossible | Recall::Never | Recall::GivenUp { .. }, _)
+            | (Recall::Required, Memory::Restored(_)) => {}
         }
         match (self.carry_out_with(order, &memory), memory) {
             (Err(error), Memory::Restored(_)) => {
@@ -142,7 +147,9 @@ impl LocalProvider {
                 }
                 match recall {
                     Recall::Required => Err(error),
-                    Recall::IfPossible | Recall::Never => self.carry_out_with(order, &Memory::Left(why)),
+                    Recall::IfPossible | Recall::Never | Recall::GivenUp { .. } => {
+                        self.carry_out_with(order, &Memory::Left(why))
+                    }
                 }
             }
             (outcome, _) => outcome,
@@ -423,10 +430,6 @@ impl LocalProvider {
     }
 
     fn clear_failed(&self, record: &InstanceRecord) -> Result<()> {
-        if let Some(plan) = &record.memory {
-            // What CRIU said goes with what it could not restore, for a look.
-            let _ = fs::copy(self.dir(record.sandbox()).path().join(RESTORE_LOG), plan.folder.join(RESTORE_LOG));
-        }
         self.remove_instance(&record.instance, |_, _| Ok(()))
     }
 

@@ -13,6 +13,7 @@ use viv_provider::{Ended, InstanceRef, Mutation, ProviderError};
 
 use super::chores::Chore;
 use super::look::LOOK_EVERY;
+use super::memory::part_with_memory;
 use super::{LocalProvider, Result, shim_client, unavailable, within};
 use crate::cgroup::InstanceCgroups;
 use crate::durable;
@@ -127,7 +128,11 @@ impl LocalProvider {
         let sandbox = &instance.sandbox;
         last(&mut fence, pinned.dir())?;
         let hidden = self.shared.store.hide_active(instance).map_err(not_ended)?;
-        let ids = pinned.dir().read_record().ok().flatten().map(|record| record.ids);
+        let record = pinned.dir().read_record().ok().flatten();
+        if let Some(plan) = record.as_ref().and_then(|record| record.memory.as_ref()) {
+            part_with_memory(pinned.dir(), plan);
+        }
+        let ids = record.map(|record| record.ids);
         let trash = discard(&self.shared.data, &self.dir(sandbox))?;
         if let Some(range) = ids {
             self.shared.ids.give_back(sandbox, range);

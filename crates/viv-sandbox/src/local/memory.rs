@@ -10,12 +10,13 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use viv_agent::proto::SOCKET;
-use viv_core::{SandboxId, SnapshotId};
-use viv_provider::{Capability, Egress, InstanceRef, Mutation, Obstacle, ObstacleEffect, ProviderError};
+use viv_core::{EndCause, SandboxId, SnapshotId};
+use viv_provider::{Capability, Egress, Ended, InstanceRef, Mutation, Obstacle, ObstacleEffect, ProviderError};
 
 use super::create::Origin;
 use super::save::{save_failed, store_failed};
 use super::{KeepMemory, LocalProvider, Result, shim_client, unavailable};
+use crate::checkpoint::criu::RESTORE_LOG;
 use crate::checkpoint::mounts::{self, parts_of};
 use crate::checkpoint::share::Earlier;
 use crate::checkpoint::{Manifest, MemoryDir, lazy, obstacles, pack, probe};
@@ -34,8 +35,13 @@ use crate::wait::readable_within;
 /// of its own in that: nobody who can save memory is taken for one who cannot because that hangs.
 const PROBE_WITHIN: Duration = Duration::from_secs(30 + probe::LAZY_WITHIN.as_secs());
 
-/// What does not work is tried again after this: somebody may have installed a better one.
+/// What does not work is tried again after this, when somebody asks: a machine may have been busy, and somebody may have
+/// installed a better one. What is found out without trying, that there is none or another one, is looked at as often though
+/// nobody asks.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(30);
+
+/// While nobody asks, what does not work is tried ever more rarely, up to this: each time costs tenths of a second.
+const TRY_AGAIN_AFTER_MAX: Duration = Duration::from_secs(600);
 
 /// Longest reason that is passed on.
 const REASON_BYTES_MAX: u64 = 1024;
@@ -83,12 +89,34 @@ impl Criu {
 
 /// What the last look for one showed.
 #[derive(Default)]
-pub(super) struct Cache(Mutex<Option<Tried>>);
+pub(super) struct Cache {
+    known: Mutex<Option<Tried>>,
+    /// Held while one is tried, so that many who ask at once try once. Who wants what is known waits for nobody.
+    trying: Mutex<()>,
+}
 
+#[derive(Debug, Clone)]
 struct Tried {
     at: Instant,
     setting: Setting,
+    /// The programs that there were, as they were.
+    programs: Vec<Program>,
     outcome: std::result::Result<Criu, String>,
+    /// How often in a row it did not work.
+    failures: u32,
+}
+
+/// A program, and what tells it from another one that has its name later.
+type Program = (PathBuf, Option<Identity>);
+
+impl Tried {
+    /// After how long it is worth another look, though nobody asks.
+    fn again_after(&self) -> Duration {
+        if self.programs.is_empty() {
+            return TRY_AGAIN_AFTER;
+        }
+        TRY_AGAIN_AFTER.saturating_mul(1 << self.failures.saturating_sub(1).min(16)).min(TRY_AGAIN_AFTER_MAX)
+    }
 }
 
 /// What the kernel is told about who may have a `userfaultfd`, as it stands there. Whoever changes it changes whether
@@ -118,7 +146,7 @@ impl Setting {
 struct Shown {
     boot_id: String,
     path: PathBuf,
-    file: (u64, u64, i64, u64),
+    file: Identity,
     version: String,
     not_lazy: Option<String>,
     #[serde(default)]
@@ -149,19 +177,57 @@ impl LocalProvider {
         if let Some(why) = self.why_never() {
             return Err(why);
         }
-        // Held while probing, so that many who ask at once probe once.
-        let mut cached = self.shared.criu.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let setting = Setting::now();
-        let known = cached.as_ref().filter(|tried| match &tried.outcome {
-            Ok(_) => tried.setting == setting,
-            Err(_) => tried.at.elapsed() < TRY_AGAIN_AFTER,
-        });
-        if let Some(known) = known {
-            return known.outcome.clone();
+        let cache = &self.shared.criu;
+        let _trying = cache.trying.lock().unwrap_or_else(PoisonError::into_inner);
+        let (setting, programs) = (Setting::now(), self.criu_programs());
+        let before = self.criu_tried();
+        if let Some(known) = &before {
+            let is_same = (&known.setting, &known.programs) == (&setting, &programs);
+            if is_same && (known.outcome.is_ok() || known.at.elapsed() < TRY_AGAIN_AFTER) {
+                return known.outcome.clone();
+            }
         }
-        let outcome = self.find_criu();
-        *cached = Some(Tried { at: Instant::now(), setting, outcome: outcome.clone() });
+        let outcome = self.find_criu(&programs);
+        let failures = match (&outcome, before) {
+            (Ok(_), _) => 0,
+            (Err(_), Some(before)) if before.programs == programs => before.failures.saturating_add(1),
+            (Err(_), Some(_) | None) => 1,
+        };
+        let tried = Tried { at: Instant::now(), setting, programs, outcome: outcome.clone(), failures };
+        *cache.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(tried);
         outcome
+    }
+
+    /// The same as of the last look, which blocks only if nobody has looked yet.
+    pub(super) fn criu_known(&self) -> std::result::Result<Criu, String> {
+        match self.why_never() {
+            Some(why) => Err(why),
+            None => self.criu_tried().map_or_else(|| self.criu(), |known| known.outcome),
+        }
+    }
+
+    /// After how long it is worth another look, though nobody asks; nothing where none would do.
+    pub(super) fn criu_again_after(&self) -> Option<Duration> {
+        match self.why_never() {
+            Some(_) => None,
+            None => Some(self.criu_tried().map_or(TRY_AGAIN_AFTER, |known| known.again_after())),
+        }
+    }
+
+    fn criu_tried(&self) -> Option<Tried> {
+        self.shared.criu.known.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The programs that may be one.
+    fn criu_programs(&self) -> Vec<Program> {
+        let candidates = match &self.shared.config.criu {
+            Some(path) => vec![std::path::absolute(path).unwrap_or_else(|_| path.clone())],
+            None => PATH.split(':').map(|folder| Path::new(folder).join("criu")).collect(),
+        };
+        let is_program = |path: &PathBuf| {
+            fs::metadata(path).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+        };
+        candidates.into_iter().filter(is_program).map(|path| (path.clone(), identity(&path).ok())).collect()
     }
 
     /// Why no CRIU could do it for this provider.
@@ -183,16 +249,9 @@ impl LocalProvider {
         }
     }
 
-    fn find_criu(&self) -> std::result::Result<Criu, String> {
-        let candidates = match &self.shared.config.criu {
-            Some(path) => vec![std::path::absolute(path).unwrap_or_else(|_| path.clone())],
-            None => PATH.split(':').map(|folder| Path::new(folder).join("criu")).collect(),
-        };
-        let is_program = |path: &PathBuf| {
-            fs::metadata(path).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
-        };
+    fn find_criu(&self, programs: &[Program]) -> std::result::Result<Criu, String> {
         let mut failed = Vec::new();
-        for path in candidates.iter().filter(|path| is_program(path)) {
+        for (path, _) in programs {
             match self.tried_criu(path) {
                 Ok(found) => return Ok(found),
                 Err(why) => failed.push(why),
@@ -463,14 +522,11 @@ impl LocalProvider {
         })
     }
 
-    /// Notes beside a memory why it was not restored: so marked, it stays for a look when its snapshot goes, as one of
-    /// the last few.
+    /// Notes beside a memory why it was not restored, or was and did not work: so marked, it stays for a look when its
+    /// snapshot goes, as one of the last few.
     pub(super) fn note_not_restored(&self, origin: &Origin, why: &str) {
-        let Origin::Snapshot(id) = origin else { return };
-        let dir = self.memory_dir(id);
-        if dir.path().is_dir() {
-            // Whoever cannot note it has it in the log and the journal.
-            let _ = fs::write(dir.not_restored(), why);
+        if let Origin::Snapshot(id) = origin {
+            note_not_restored(&self.memory_dir(id), why);
         }
     }
 
@@ -496,6 +552,31 @@ fn not_kept(record: &InstanceRecord) -> Option<&'static str> {
     }
 }
 
+/// What is known of how an instance went on with its memory goes with that, for a look, before the instance is removed:
+/// what CRIU said, and that its pages were lost, if so.
+pub(super) fn part_with_memory(dir: &InstanceDir, plan: &MemoryPlan) {
+    let memory = MemoryDir::new(plan.folder.clone());
+    if memory.not_restored().exists() {
+        return;
+    }
+    let kept = memory.path().join(RESTORE_LOG);
+    // Whoever cannot keep it has what went wrong in the journal. One file with two names takes no time.
+    let _ = fs::remove_file(&kept);
+    let said = dir.path().join(RESTORE_LOG);
+    let _ = fs::hard_link(&said, &kept).or_else(|_| fs::copy(&said, &kept).map(drop));
+    if let Ok(Some(Ended { cause: EndCause::MemoryLost { what }, .. })) = durable::read_json(&dir.exit()) {
+        note_not_restored(&memory, &what);
+    }
+}
+
+/// Of several who went on from one memory, the first whom that did not serve is told of, with what CRIU said then.
+fn note_not_restored(memory: &MemoryDir, why: &str) {
+    if memory.path().is_dir() && !memory.not_restored().exists() {
+        // Whoever cannot note it has it in the log and the journal.
+        let _ = fs::write(memory.not_restored(), why);
+    }
+}
+
 /// Keeps what the agent shares with the host, while nothing runs.
 pub(super) fn keep_run(dir: &InstanceDir, memory: &MemoryDir) -> io::Result<()> {
     remove_if_there(&memory.run())?;
@@ -512,8 +593,11 @@ pub(super) fn remove_if_there(folder: &Path) -> io::Result<()> {
     }
 }
 
+/// Device, number, time and size.
+type Identity = (u64, u64, i64, u64);
+
 /// Tells a program from another one that has its name later.
-fn identity(path: &Path) -> io::Result<(u64, u64, i64, u64)> {
+fn identity(path: &Path) -> io::Result<Identity> {
     let found = fs::metadata(path)?;
     Ok((found.dev(), found.ino(), found.mtime_nsec() + found.mtime() * 1_000_000_000, found.len()))
 }

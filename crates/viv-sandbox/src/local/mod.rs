@@ -416,15 +416,29 @@ impl Provider for LocalProvider {
     }
 
     fn saves_memory_by(&self) -> Option<String> {
-        self.criu().ok().map(|criu| criu.to_string())
+        self.criu_known().ok().map(|criu| criu.to_string())
     }
 
     fn capabilities(&self) -> Capabilities {
         let all = self.capabilities_with_egress();
-        match self.criu() {
+        match self.criu_known() {
             Ok(_) => all.with(Capability::SaveMemory),
             Err(why) => all.without(Capability::SaveMemory, why),
         }
+    }
+
+    async fn look_again(&self) -> Capabilities {
+        let looked = self.blocking(|this| {
+            // What it says is known afterwards.
+            let _ = this.criu();
+            Ok(this.capabilities())
+        });
+        // A worker that ended has shown nothing new.
+        looked.await.unwrap_or_else(|_| self.capabilities())
+    }
+
+    fn looks_again_after(&self) -> Option<Duration> {
+        self.criu_again_after()
     }
 
     async fn create(

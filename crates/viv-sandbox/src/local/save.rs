@@ -397,11 +397,14 @@ impl LocalProvider {
             // Its layers were merged since its record was read.
             (integrity, own_bytes) = store.condition(&now, references);
         }
+        let mut memory_damage = None;
         if record.snapshot.memory {
             own_bytes += self.own_memory_bytes(&record.snapshot.id);
+            // Not being able to look is not damage.
+            memory_damage = store.check_memory(&record.snapshot.id, false).ok().flatten();
         }
         let used_by = references.made_from(&record.snapshot.id);
-        SnapshotSeen { snapshot: record.snapshot, integrity, own_bytes, used_by }
+        SnapshotSeen { snapshot: record.snapshot, integrity, memory_damage, own_bytes, used_by }
     }
 
     pub(super) async fn forget_snapshot(

@@ -5,12 +5,14 @@ use std::fs;
 use std::io;
 
 use serde::Serialize;
+use viv_core::SnapshotId;
 use viv_provider::Integrity;
 
 use super::Store;
 use super::layer::{LayerId, LayerMeta};
 use super::plan::MadeOf;
 use super::snapshot::SnapshotFile;
+use crate::checkpoint::MemoryDir;
 
 /// What a check found.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -56,7 +58,7 @@ impl Store {
                 },
             }
         }
-        self.check_records(&known, &mut checked)?;
+        self.check_records(&known, deep, &mut checked)?;
         self.find_leftovers(&known, &mut checked)?;
         Ok(checked)
     }
@@ -114,7 +116,13 @@ impl Store {
         Ok(None)
     }
 
-    fn check_records(&self, known: &BTreeSet<LayerId>, checked: &mut Checked) -> io::Result<()> {
+    /// What is wrong with the memory of a snapshot, if anything is: nobody goes on with it then, but for the files of the
+    /// snapshot that is no reason. What only a close look finds is noted, so that others tell it too.
+    pub(crate) fn check_memory(&self, id: &SnapshotId, deep: bool) -> io::Result<Option<String>> {
+        MemoryDir::new(self.data().memory().join(id.as_str())).check(deep)
+    }
+
+    fn check_records(&self, known: &BTreeSet<LayerId>, deep: bool, checked: &mut Checked) -> io::Result<()> {
         // One that was made since the layers were listed is not missing.
         let is_missing = |layer: &LayerId| !known.contains(layer) && matches!(self.layer(layer), Ok(None));
         let damage = |who: String, of: &MadeOf, damage: &mut Vec<String>| {
@@ -128,6 +136,15 @@ impl Store {
                 Ok(SnapshotFile::Kept(record)) => {
                     checked.snapshots += 1;
                     damage(format!("snapshot {id}"), &record.of, &mut checked.damage);
+                    if record.snapshot.memory {
+                        match self.check_memory(&id, deep) {
+                            Ok(None) => {}
+                            Ok(Some(wrong)) => {
+                                checked.damage.push(format!("snapshot {id}: its memory, and not its files: {wrong}"));
+                            }
+                            Err(error) => checked.unreadable.push(format!("snapshot {id}: its memory: {error}")),
+                        }
+                    }
                 }
                 Ok(SnapshotFile::Removed { .. }) => {}
             }

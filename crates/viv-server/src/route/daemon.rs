@@ -155,7 +155,7 @@ async fn doctor(State(state): State<ServerState>, caller: Caller) -> Answer {
     }
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     let provider = engine.provider();
-    let capabilities = viv_api::provider::capabilities(&provider.capabilities());
+    let capabilities = viv_api::provider::capabilities(&engine.capabilities().await);
     // To whom they go is for those who run the host.
     let traces = if caller.is_admin() { traces(engine.clone()).await } else { None };
     let saves_memory_by = provider.saves_memory_by();

@@ -176,6 +176,9 @@ fn state(snapshot: &Snapshot) -> &'static str {
     match (snapshot.state, snapshot.integrity) {
         (SnapshotState::Saving, _) => "saving",
         (SnapshotState::Removing, _) => "removing",
+        (SnapshotState::Ready, Some(SnapshotIntegrity::Verified)) if snapshot.memory_damage.is_some() => {
+            "memory DAMAGED"
+        }
         (SnapshotState::Ready, Some(SnapshotIntegrity::Verified)) => "verified",
         (SnapshotState::Ready, Some(SnapshotIntegrity::Damaged)) => "DAMAGED",
         (SnapshotState::Ready, Some(SnapshotIntegrity::Pending) | None) => "unhashed",
@@ -193,6 +196,11 @@ fn facts(shown: &Snapshot, now_ms: u64) -> String {
     facts.maybe("name", shown.name.clone());
     facts.add("kind", kind(shown.kind));
     facts.add("state", state(shown));
+    let memory = match &shown.memory_damage {
+        Some(why) => format!("DAMAGED: {why}; its files are what they were"),
+        None => "saved with it".to_owned(),
+    };
+    facts.maybe("memory", shown.memory.then_some(memory));
     let of = shown.sandbox.as_ref().map(|sandbox| format!("{sandbox}, generation {}", shown.generation));
     facts.maybe("of", of);
     facts.maybe("parent", shown.parent.as_ref().map(ToString::to_string));

@@ -50,9 +50,10 @@ impl ByHand {
                 }
                 let snapshot = &seen.snapshot;
                 let integrity = match seen.integrity {
+                    Integrity::Damaged => "DAMAGED",
+                    Integrity::Pending | Integrity::Verified if seen.memory_damage.is_some() => "memory DAMAGED",
                     Integrity::Pending => "unhashed",
                     Integrity::Verified => "verified",
-                    Integrity::Damaged => "DAMAGED",
                 };
                 writeln!(
                     out,

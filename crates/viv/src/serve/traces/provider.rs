@@ -2,6 +2,7 @@
 //! end of an instance, lasts as long as it does.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use tracing::field::{Empty, display};
@@ -107,6 +108,14 @@ macro_rules! calls {
 
             fn capabilities(&self) -> Capabilities {
                 self.0.capabilities()
+            }
+
+            async fn look_again(&self) -> Capabilities {
+                self.0.look_again().await
+            }
+
+            fn looks_again_after(&self) -> Option<Duration> {
+                self.0.looks_again_after()
             }
 
             fn probe_spec(&self, nonce: &str) -> ExecSpec {
