@@ -15,7 +15,7 @@ use viv_core::spec::{Image, Network, Policy, Project, SandboxSpec};
 use viv_core::subscription::Patience;
 use viv_core::task::{MakeSandbox, NewTask, TaskLimits, TaskState};
 use viv_core::{EndCause, FencingToken, Generation, OperationId, SandboxId};
-use viv_engine::cleanup::CleanupKind;
+use viv_engine::cleanup::{CleanupKind, CleanupOrder};
 use viv_engine::{
     AlertConfig, AlertState, CleanupConfig, CreateRequest, CreateTask, Delivery, EngineConfig, EventBody,
     NewSubscription, ReconcilerName, SpareClass, SubscriptionConfig, Webhooks, Which,
@@ -121,7 +121,8 @@ fn j3_incident_39_a_cleanup_that_hangs_is_overdue_and_an_alert_and_is_done_by_ha
             assert_eq!(place.status(id).await, Status::Lost, "nobody cleans up");
         }
         // The remedy of the runbook, which does not wait for who hangs.
-        let by_hand = place.engine.cleanup(&[CleanupKind::Leftovers], false, by());
+        let by_hand = CleanupOrder::by(&[CleanupKind::Leftovers]);
+        let by_hand = place.engine.cleanup(&by_hand, by());
         let did = tokio::time::timeout(Duration::from_secs(60), by_hand).await.expect("it ends").unwrap();
         assert_eq!((did.found(), did.done()), (2, 2), "{did:?}");
         for id in [&first, &second] {

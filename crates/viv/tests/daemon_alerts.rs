@@ -337,7 +337,9 @@ fn j2_emergency_cleanup_says_what_it_would_do_and_loses_no_persistent_file() {
     let kept = with_file(&daemon, "kept");
     let busy = daemon.create().id;
     start(&daemon, &busy, &["/bin/sleep", "1000"]);
-    let clean = |dry_run| daemon.client().clean_up(&BeginCleanup { emergency: true, dry_run }).unwrap();
+    let clean = |dry_run| {
+        daemon.client().clean_up(&BeginCleanup { emergency: true, dry_run, ..BeginCleanup::default() }).unwrap()
+    };
     let would = clean(true);
     assert_eq!((would.found, would.done), (1, 0), "{would:#?}");
     assert_eq!((&would.items[0].sandbox, would.items[0].action.as_str()), (&kept, "hibernate"), "{would:#?}");
@@ -375,7 +377,7 @@ fn j2_who_works_is_left_alone_however_little_is_left_and_who_does_not_is_saved_b
     let works = sandbox.start(&StartExecution::of(["/bin/sleep", "1000"]).unwrap(), None).unwrap();
     let until = Instant::now() + PATIENCE;
     loop {
-        let done = daemon.client().clean_up(&BeginCleanup { emergency: true, dry_run: false }).unwrap();
+        let done = daemon.client().clean_up(&BeginCleanup { emergency: true, ..BeginCleanup::default() }).unwrap();
         if done.items.iter().any(|item| item.sandbox == kept && item.outcome == "in_use") {
             break;
         }
