@@ -225,11 +225,14 @@ fn l18_cause_5_a_limit_that_is_used_up_is_an_alert_and_goes_away() {
     assert_eq!(refused.code().map(|code| code.to_string()).as_deref(), Some("quota_exceeded"));
     let stats = daemon.viv().arg("stats").output().unwrap();
     let stats = String::from_utf8(stats.stdout).unwrap();
-    assert!(stats.starts_with("critical: quota_exhausted: a quota is used up: 100 %"), "{stats}");
+    assert!(stats.starts_with("critical: quota_exhausted: a quota is used up: sandboxes 1 of 1, 100.0 %"), "{stats}");
     let shown = daemon.viv().arg("alerts").output().unwrap();
     assert!(String::from_utf8(shown.stdout).unwrap().contains("quota_exhausted"));
     let doctor = String::from_utf8(daemon.viv().arg("doctor").output().unwrap().stdout).unwrap();
-    assert!(doctor.contains("quota_exhausted"), "{doctor}");
+    assert!(doctor.contains("a quota is used up: sandboxes 1 of 1,"), "{doctor}");
+    let told = daemon.viv().args(["events", "--kind", "alert.firing", "--json"]).output().unwrap();
+    let told = String::from_utf8(told.stdout).unwrap();
+    assert!(told.contains("\"most\":\"sandboxes 1 of 1\""), "{told}");
     // The remedy of the runbook: what is idle is put to rest, and there is room.
     support::eventually_within(PATIENCE, "there is room", || {
         let done = daemon.viv().args(["cleanup", "--emergency"]).output().unwrap();
