@@ -1,5 +1,7 @@
 //! Cleanups by hand (J2).
 
+use std::num::NonZeroU64;
+
 use serde::{Deserialize, Serialize};
 use viv_core::SandboxId;
 
@@ -9,6 +11,13 @@ use viv_core::SandboxId;
 #[cfg_attr(feature = "openapi", schema(example = json!({"dry_run": true})))]
 #[serde(default, deny_unknown_fields)]
 pub struct BeginCleanup {
+    /// Only these layers: `unhealthy`, `leftovers`, `age`, `emergency`. When none is named, all but the last; they run in
+    /// this order.
+    pub layers: Vec<String>,
+    /// For the layer `age`: whatever is older than this goes this time, instead of what is set. Who is in use, or has a
+    /// task at work, is left alone all the same.
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<u64>, minimum = 1))]
+    pub age_max_ms: Option<NonZeroU64>,
     /// Also put idle sandboxes to rest until there is room again: persistent ones are saved, others end.
     pub emergency: bool,
     /// Only say what would be done.

@@ -15,7 +15,7 @@ use viv_core::spec::{Image, Network, Policy, Project, SandboxSpec};
 use viv_core::subscription::Patience;
 use viv_core::task::{MakeSandbox, NewTask, TaskLimits, TaskState};
 use viv_core::{EndCause, FencingToken, Generation, OperationId, SandboxId};
-use viv_engine::cleanup::CleanupKind;
+use viv_engine::cleanup::{CleanupKind, CleanupOrder};
 use viv_engine::{
     AlertConfig, AlertState, CleanupConfig, CreateRequest, CreateTask, Delivery, EngineConfig, EventBody,
     NewSubscription, ReconcilerName, SpareClass, SubscriptionConfig, Webhooks, Which,
@@ -121,7 +121,8 @@ fn j3_incident_39_a_cleanup_that_hangs_is_overdue_and_an_alert_and_is_done_by_ha
             assert_eq!(place.status(id).await, Status::Lost, "nobody cleans up");
         }
         // The remedy of the runbook, which does not wait for who hangs.
-        let by_hand = place.engine.cleanup(&[CleanupKind::Leftovers], false, by());
+        let by_hand = CleanupOrder::by(&[CleanupKind::Leftovers]);
+        let by_hand = place.engine.cleanup(&by_hand, by());
         let did = tokio::time::timeout(Duration::from_secs(60), by_hand).await.expect("it ends").unwrap();
         assert_eq!((did.found(), did.done()), (2, 2), "{did:?}");
         for id in [&first, &second] {
@@ -456,6 +457,135 @@ fn o5_o6_who_subscribed_is_told_that_an_alert_fires_and_that_it_is_over() {
         assert_eq!(kinds, ["alert.firing", "alert.resolved"], "{got:#?}");
         assert_eq!(got[0]["data"]["alert"], "sandbox_timeout_high");
         assert!(got[0]["data"]["helps"].as_str().is_some_and(|helps| helps.starts_with("viv ")), "{got:#?}");
+    });
+}
+
+/// A daemon that ends while an alert fires leaves nobody with a page that is never taken back.
+#[test]
+fn o5_an_alert_that_fired_before_a_restart_is_resolved_by_the_next_daemon_or_goes_on_untold() {
+    paused(async {
+        let with_room_for = |max| {
+            move |config: &mut EngineConfig| {
+                judged(config);
+                // Nobody makes room.
+                config.cleanup = None;
+                config.quota = viv_store::Quota::of(max, 1_000);
+            }
+        };
+        let name = "quota_exhausted";
+        let place = place_ticking(1_000, with_room_for(1)).await;
+        place.made(awake()).await;
+        place.until_fires(name, true, Duration::from_secs(60)).await;
+        let since_ms = |place: &Place| {
+            let all = place.engine.alerts();
+            all.iter().find(|alert| alert.rule.name == name).and_then(|alert| alert.state.since_ms())
+        };
+        let first_ms = since_ms(&place);
+        tokio::time::sleep(LATER).await;
+
+        // It still holds: it goes on, and nobody is told twice.
+        let place = place.restart_with(with_room_for(1)).await;
+        assert!(place.fires(name), "it is known before the first look");
+        tokio::time::sleep(LATER).await;
+        assert!(place.fires(name));
+        assert_eq!(since_ms(&place), first_ms, "since it began, not since the daemon did");
+        assert_eq!(place.told_of(name).await, ["alert.firing"]);
+
+        // What made it fire has gone while no daemon looked.
+        let place = place.restart_with(with_room_for(10)).await;
+        assert!(place.fires(name), "not before it is sure");
+        place.until_fires(name, false, LATER).await;
+        assert_eq!(place.told_of(name).await, ["alert.firing", "alert.resolved"]);
+        // And the one after that knows it.
+        let place = place.restart_with(with_room_for(10)).await;
+        tokio::time::sleep(LATER).await;
+        assert!(!place.fires(name));
+        assert_eq!(place.told_of(name).await, ["alert.firing", "alert.resolved"]);
+    });
+}
+
+#[test]
+fn o5_an_alert_that_fired_and_is_not_judged_any_more_is_resolved() {
+    paused(async {
+        let name = "quota_exhausted";
+        let full = |config: &mut EngineConfig| {
+            judged(config);
+            config.quota = viv_store::Quota::of(1, 1_000);
+        };
+        let place = place_ticking(1_000, full).await;
+        place.made(awake()).await;
+        place.until_fires(name, true, Duration::from_secs(60)).await;
+        let place = place
+            .restart_with(|config| {
+                full(config);
+                let rule = viv_engine::alert::RULES.iter().find(|rule| rule.name == name).unwrap();
+                let off = viv_engine::alert::RuleSetting { enabled: false, ..rule.default_setting() };
+                config.alerts.as_mut().unwrap().rules.insert(name.to_owned(), off);
+            })
+            .await;
+        tokio::time::sleep(LATER).await;
+        assert!(place.engine.alerts().iter().all(|alert| alert.rule.name != name), "it is not judged");
+        assert_eq!(place.told_of(name).await, ["alert.firing", "alert.resolved"]);
+    });
+}
+
+/// Where the line could not be written, nobody was told, and the next look does it; where only the answer was lost, it is
+/// not done again.
+#[test]
+fn o5_an_alert_that_could_not_be_written_down_is_told_at_the_next_look() {
+    paused(async {
+        let orders = orders();
+        let place = place_ordered(1_000, &orders, |config| {
+            judged(config);
+            config.quota = viv_store::Quota::of(1, 1_000);
+        })
+        .await;
+        for trouble in [Trouble::StoreBefore, Trouble::StoreAfter] {
+            orders.give(Order { call: "put_meta".to_owned(), turn: Turn::Trouble(trouble), times: 1 });
+        }
+        place.made(awake()).await;
+        tokio::time::sleep(Duration::from_secs(120)).await;
+        assert_eq!(orders.carried_out(), 2);
+        assert!(place.fires("quota_exhausted"));
+        assert_eq!(place.told_of("quota_exhausted").await, ["alert.firing"], "once");
+    });
+}
+
+#[test]
+fn o5_l18_a_quota_that_is_used_up_is_named_with_what_there_is_and_whose_it_is() {
+    paused(async {
+        let place = place_ticking(1_000, |config| {
+            judged(config);
+            config.quota = viv_store::Quota::of(4, 3);
+        })
+        .await;
+        let said = async |place: &Place, kind: &str| {
+            let lines = place.store.journal(Cursor(0), &JournalFilter::default(), 100_000).await.unwrap();
+            let told =
+                lines.into_iter().rfind(|line| line.line.kind == kind && line.line.data["alert"] == "quota_exhausted");
+            let data = told.expect("it was told").line.data;
+            (data["message"].as_str().unwrap().to_owned(), data["most"].clone())
+        };
+        let other: Project = "other".parse().unwrap();
+        let mut made = Vec::new();
+        for _ in 0..3 {
+            made.push(place.made(CreateRequest { project: other.clone(), ..awake() }).await);
+        }
+        place.until_fires("quota_exhausted", true, Duration::from_secs(60)).await;
+        let of_project = "sandboxes 3 of 3 of the project other";
+        let message = format!("a quota is used up: {of_project}, 100.0 %, more than 99.9 %");
+        assert_eq!(said(&place, "alert.firing").await, (message, of_project.into()));
+        // All together are the tighter one, if there are as many of them as there may be.
+        place.delete(&made[0]).await;
+        place.until_fires("quota_exhausted", false, LATER).await;
+        for _ in 0..2 {
+            made.push(place.made(awake()).await);
+        }
+        place.until_fires("quota_exhausted", true, Duration::from_secs(60)).await;
+        assert_eq!(said(&place, "alert.firing").await.1, "sandboxes 4 of 4");
+        let alerts = place.engine.alerts();
+        let words = alerts.iter().find(|alert| alert.rule.name == "quota_exhausted").unwrap().words();
+        assert!(words.starts_with("a quota is used up: sandboxes 4 of 4, 100.0 %"), "{words}");
     });
 }
 

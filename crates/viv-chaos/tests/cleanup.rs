@@ -7,7 +7,7 @@ mod place;
 use std::sync::Arc;
 use std::time::Duration;
 
-use place::{Place, by, paused, persistent, place_ordered, place_ticking, place_with, request};
+use place::{LONG, Place, by, paused, persistent, place_ordered, place_ticking, place_with, request};
 use viv_chaos::{Damage, Order, Orders, Trouble, Turn};
 use viv_core::exec::ExecSpec;
 use viv_core::lifecycle::{Cause, EntryKind, Phase, PhaseName, Status};
@@ -16,7 +16,7 @@ use viv_core::planted::{Planted, plant};
 use viv_core::spec::{Policy, Project, SandboxSpec};
 use viv_core::task::{NewTask, TaskLimits};
 use viv_core::{FencingToken, SandboxId};
-use viv_engine::cleanup::CleanupKind;
+use viv_engine::cleanup::{CleanupKind, CleanupOrder, CleanupOutcome};
 use viv_engine::{CleanupConfig, CreateTask, EngineConfig, ReconcilerName, SpareClass, Which};
 use viv_provider::conformance::program::Program;
 use viv_provider::{FileWrite, InstanceRef, InstanceState, PageRequest, Provider};
@@ -70,8 +70,7 @@ fn eager(config: &mut EngineConfig) {
 async fn collect(place: &Place) {
     // That it cannot look is an answer too.
     let _ = place.engine.audit(true, by()).await;
-    let kinds = [CleanupKind::Unhealthy, CleanupKind::Leftovers, CleanupKind::Age, CleanupKind::Emergency];
-    place.engine.cleanup(&kinds, false, by()).await.unwrap();
+    place.engine.cleanup(&CleanupOrder::by(&CleanupKind::ALL), by()).await.unwrap();
 }
 
 async fn lives(place: &Place, id: &SandboxId) -> bool {
@@ -414,15 +413,15 @@ fn j2_what_is_cleaned_up_by_hand_is_journaled_whatever_is_found_and_a_dry_run_to
             |told: &[(String, serde_json::Value)]| told.iter().map(|(kind, _)| kind.clone()).collect::<Vec<_>>();
         tokio::time::sleep(A_WHILE).await;
         assert_eq!(kinds(&told().await), [""; 0], "what runs by itself and finds nothing says nothing");
-        let by_hand = [CleanupKind::Leftovers, CleanupKind::Emergency];
-        place.engine.cleanup(&by_hand, false, by()).await.unwrap();
+        let by_hand = CleanupOrder::by(&[CleanupKind::Leftovers, CleanupKind::Emergency]);
+        place.engine.cleanup(&by_hand, by()).await.unwrap();
         assert_eq!(kinds(&told().await), ["started", "found", "completed"]);
-        assert_eq!(told().await[1].1["found"], 0);
+        assert_eq!((&told().await[1].1["found"], &told().await[1].1["items"]), (&0.into(), &serde_json::json!([])));
         // Its project has no room, and the others have.
         let (first, second) = (place.made(awake(true)).await, place.made(awake(true)).await);
         tokio::time::sleep(Duration::from_secs(120)).await;
         let before = told().await.len();
-        let would = place.engine.cleanup(&by_hand, true, by()).await.unwrap();
+        let would = place.engine.cleanup(&by_hand.clone().dry(), by()).await.unwrap();
         assert_eq!((would.found(), would.done()), (1, 0), "{would:?}");
         let all = told().await;
         assert_eq!(kinds(&all[before..]), ["started", "found", "item", "completed"]);
@@ -430,9 +429,141 @@ fn j2_what_is_cleaned_up_by_hand_is_journaled_whatever_is_found_and_a_dry_run_to
         assert_eq!((&item["outcome"], &item["layer"]), (&"planned".into(), &"emergency".into()), "{item}");
         assert!(item["why"].as_str().unwrap().ends_with("2 of 2 sandboxes of its project are in use"), "{item}");
         assert_eq!(all[before].1["dry_run"], true);
+        // And it was told before.
+        let found = &all[before + 1].1;
+        assert_eq!((&found["found"], &found["untold"]), (&1.into(), &0.into()), "{found}");
+        let in_advance = &found["items"][0];
+        assert_eq!(
+            (&in_advance["sandbox"], &in_advance["why"]),
+            (&would.items[0].sandbox.as_str().into(), &item["why"]),
+            "{found}"
+        );
+        assert_eq!(
+            (&in_advance["layer"], &in_advance["action"]),
+            (&"emergency".into(), &"hibernate".into()),
+            "{found}"
+        );
         for id in [&first, &second] {
             assert_eq!(place.record(id).await.phase, Phase::Ready, "nothing was done");
         }
+    });
+}
+
+fn emergency() -> CleanupOrder {
+    CleanupOrder::by(&[CleanupKind::Emergency])
+}
+
+/// A command in the foreground that takes so long.
+async fn run(place: &Place, id: &SandboxId, seconds: u64) {
+    let handle = place.engine.work_in(&Project::default(), &Which::Id(id.clone()), None).await.unwrap();
+    let argv = Program::Sleep { seconds }.argv();
+    handle.execute(&handle.new_execution(), &ExecSpec { argv, ..ExecSpec::default() }).await.unwrap();
+}
+
+/// Incident: the one that was not used for longest was thinking, so it was tried every five minutes and no room was made.
+#[test]
+fn j2_l7_an_emergency_goes_on_to_who_is_idle_where_older_ones_are_kept_awake_or_at_work() {
+    paused(async {
+        let place = place_ticking(1_000, |config| {
+            cleaning(config);
+            config.cleanup = Some(CleanupConfig { period: A_DAY, ..CleanupConfig::default() });
+            // Four fifths of three are less than three, so one has to go.
+            config.quota = Quota::of(3, 100);
+        })
+        .await;
+        let mut all = Vec::new();
+        for _ in 0..3 {
+            all.push(place.made(awake(true)).await);
+            tokio::time::sleep(Duration::from_secs(10)).await;
+        }
+        let [thinks, works, idle] = <[SandboxId; 3]>::try_from(all).unwrap();
+        run(&place, &works, 86_400).await;
+        // As if both had been so for long: they were used before the third.
+        place.engine.keep_awake(&thinks, "lease", 3_600_000, "thinking", by()).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(300)).await;
+        run(&place, &idle, 1).await;
+        tokio::time::sleep(Duration::from_secs(300)).await;
+        let order = async |all: &[&SandboxId]| {
+            let mut times = Vec::new();
+            for id in all {
+                times.push(place.record(id).await.active_at_ms);
+            }
+            assert!(times.is_sorted(), "{times:?}");
+        };
+        order(&[&works, &idle]).await;
+        order(&[&thinks, &idle]).await;
+
+        let outcomes = |report: viv_engine::cleanup::CleanupReport| {
+            report.items.into_iter().map(|item| (item.sandbox, item.outcome)).collect::<Vec<_>>()
+        };
+        let would = place.engine.cleanup(&emergency().dry(), by()).await.unwrap();
+        let wanted = |last| vec![(works.clone(), CleanupOutcome::InUse), (idle.clone(), last)];
+        assert_eq!(outcomes(would), wanted(CleanupOutcome::Planned), "it is told as it will be");
+        for id in [&thinks, &works, &idle] {
+            assert_eq!(place.record(id).await.phase, Phase::Ready, "nothing was done");
+        }
+        let did = place.engine.cleanup(&emergency(), by()).await.unwrap();
+        assert_eq!(outcomes(did), wanted(CleanupOutcome::Done));
+        place.engine.wait_settled(&idle, LONG).await.unwrap();
+        assert_eq!(place.status(&idle).await, Status::Hibernated);
+        for id in [&thinks, &works] {
+            assert_eq!(place.record(id).await.phase, Phase::Ready);
+        }
+        let done = place.engine.cleanup(&emergency(), by()).await.unwrap();
+        assert_eq!(done.found(), 0, "there is room: {done:?}");
+    });
+}
+
+#[test]
+fn j2_an_emergency_goes_on_to_the_next_where_one_cannot_be_asked() {
+    paused(async {
+        let orders = Arc::new(Orders::new(Duration::from_millis(500), || {}));
+        let place = place_ordered(1_000, &orders, |config| {
+            config.cleanup = Some(CleanupConfig { period: A_DAY, ..CleanupConfig::default() });
+            config.quota = Quota::of(2, 100);
+        })
+        .await;
+        let silent = place.made(awake(true)).await;
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let idle = place.made(awake(true)).await;
+        tokio::time::sleep(Duration::from_secs(300)).await;
+        // Who is asked first does not say what runs in it.
+        orders.give(Order { call: "executions".to_owned(), turn: Turn::Trouble(Trouble::Unavailable), times: 1 });
+        let did = place.engine.cleanup(&emergency(), by()).await.unwrap();
+        assert_eq!((did.found(), did.done(), did.failed()), (2, 1, 1), "{did:?}");
+        assert_eq!((&did.items[0].sandbox, &did.items[1].sandbox), (&silent, &idle));
+        place.engine.wait_settled(&idle, LONG).await.unwrap();
+        assert_eq!(place.status(&idle).await, Status::Hibernated);
+        assert!(lives(&place, &silent).await, "without an answer nothing is done to it (T7)");
+        let lines = place.store.journal(Cursor(0), &JournalFilter::default(), 100_000).await.unwrap();
+        let last = lines.iter().rfind(|line| line.line.kind == "cleanup.completed").unwrap();
+        assert_eq!((&last.line.data["found"], &last.line.data["failed"]), (&2.into(), &1.into()), "{last:?}");
+    });
+}
+
+#[test]
+fn j2_an_age_that_is_named_by_hand_is_for_that_cleanup_alone() {
+    paused(async {
+        let place = place_ticking(1_000, cleaning).await;
+        let (old, kept) = (place.made(awake(false)).await, place.made(awake(true)).await);
+        let works = place.made(awake(false)).await;
+        run(&place, &works, 86_400).await;
+        tokio::time::sleep(Duration::from_secs(660)).await;
+        let young = place.made(awake(false)).await;
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        let age = CleanupOrder { age_max: Some(Duration::from_secs(600)), ..CleanupOrder::by(&[CleanupKind::Age]) };
+        let did = place.engine.cleanup(&age, by()).await.unwrap();
+        let found: std::collections::BTreeMap<_, _> =
+            did.items.iter().map(|item| (item.sandbox.clone(), item.outcome.clone())).collect();
+        let wanted = [(&old, CleanupOutcome::Done), (&kept, CleanupOutcome::Done), (&works, CleanupOutcome::InUse)];
+        assert_eq!(found, wanted.map(|(id, outcome)| (id.clone(), outcome)).into());
+        place.engine.wait_settled(&old, LONG).await.unwrap();
+        place.engine.wait_settled(&kept, LONG).await.unwrap();
+        assert_eq!((place.status(&old).await, place.status(&kept).await), (Status::Stopped, Status::Hibernated));
+        assert_eq!(place.record(&young).await.phase, Phase::Ready);
+        // By itself nothing is too old here.
+        tokio::time::sleep(2 * A_WHILE).await;
+        assert_eq!(place.record(&young).await.phase, Phase::Ready);
     });
 }
 
@@ -485,7 +616,7 @@ fn j2_l10_an_emergency_in_which_saves_fail_and_the_daemon_dies_loses_no_persiste
             all.push(id);
         }
         tokio::time::sleep(Duration::from_secs(10)).await;
-        let would = place.engine.cleanup(&[CleanupKind::Emergency], true, by()).await.unwrap();
+        let would = place.engine.cleanup(&emergency().dry(), by()).await.unwrap();
         assert_eq!((would.found(), would.done()), (15, 0), "until a quarter is in use: {would:?}");
         let why = format!("{} of {} memory_bytes are in use", KEPT * EACH_BYTES, KEPT * EACH_BYTES);
         assert!(would.items[0].why.ends_with(&why), "{:?}", would.items[0]);
@@ -496,8 +627,7 @@ fn j2_l10_an_emergency_in_which_saves_fail_and_the_daemon_dies_loses_no_persiste
             orders.give(Order { call: call.to_owned(), turn: Turn::Trouble(trouble), times: u32::MAX });
         }
         let engine = place.engine.clone();
-        let cleaning =
-            tokio::spawn(async move { engine.cleanup(&[CleanupKind::Emergency], false, by()).await.is_ok() });
+        let cleaning = tokio::spawn(async move { engine.cleanup(&emergency(), by()).await.is_ok() });
         while phases(&place, &all, PhaseName::Hibernating).await < 5 {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
@@ -519,7 +649,7 @@ fn j2_l10_an_emergency_in_which_saves_fail_and_the_daemon_dies_loses_no_persiste
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert_eq!(phases(&place, &all, PhaseName::Hibernated).await, began);
         for _ in 0..3 {
-            place.engine.cleanup(&[CleanupKind::Emergency], false, by()).await.unwrap();
+            place.engine.cleanup(&emergency(), by()).await.unwrap();
         }
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert_eq!(phases(&place, &all, PhaseName::Hibernated).await, 15);

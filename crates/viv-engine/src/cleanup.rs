@@ -7,7 +7,10 @@
 //!
 //! Instances are removed, never records or snapshots of persistent sandboxes: those are saved, and run again when somebody
 //! wants them. Whether something runs in a sandbox is asked before anything is done to it, and without an answer nothing
-//! is (T7). A cleanup says what it found before it does anything, and a dry run stops there.
+//! is (T7). A cleanup says what it found before it does anything, and a dry run stops there, when it has asked the same.
+//!
+//! In an emergency, who turns out to be in use makes no room, so the next one is looked for until there is room or everybody
+//! was tried once.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -34,6 +37,10 @@ const MISSED_MS: u64 = 60_000;
 
 /// A command that ended this long ago is over: what runs counts as used now.
 const ENDED_MS: u64 = 1_000;
+
+/// Most sandboxes that are named in the line that says what was found: a line is read by people and sent to subscribers,
+/// and each sandbox has one of its own.
+const TOLD_MAX: usize = 100;
 
 /// How cleanups are made.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -94,6 +101,14 @@ pub enum CleanupKind {
 }
 
 impl CleanupKind {
+    /// All of them, in the order of harm: what a layer makes go is not needed by the next ones.
+    pub const ALL: [Self; 4] = [Self::Unhealthy, Self::Leftovers, Self::Age, Self::Emergency];
+
+    /// Which has this word.
+    pub fn of_word(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == word)
+    }
+
     /// The word for it.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -102,6 +117,30 @@ impl CleanupKind {
             Self::Age => "age",
             Self::Emergency => "emergency",
         }
+    }
+}
+
+/// What somebody who cleans up by hand asks for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CleanupOrder {
+    /// By which layers; they run in the order of [`CleanupKind::ALL`].
+    pub kinds: Vec<CleanupKind>,
+    /// Only say what would be done.
+    pub dry_run: bool,
+    /// How old a sandbox may be this time, instead of what is set.
+    pub age_max: Option<Duration>,
+}
+
+impl CleanupOrder {
+    /// By these layers.
+    pub fn by(kinds: &[CleanupKind]) -> Self {
+        Self { kinds: kinds.to_vec(), ..Self::default() }
+    }
+
+    /// And only to say what would be done.
+    #[must_use]
+    pub fn dry(self) -> Self {
+        Self { dry_run: true, ..self }
     }
 }
 
@@ -135,6 +174,16 @@ pub enum CleanupOutcome {
     InUse,
     /// It could not be done, and why.
     Failed(String),
+}
+
+impl CleanupOutcome {
+    /// Whether the room that it takes is made, or will be.
+    fn makes_room(&self) -> bool {
+        match self {
+            Self::Planned | Self::Done => true,
+            Self::InUse | Self::Failed(_) => false,
+        }
+    }
 }
 
 /// One sandbox that a cleanup found.
@@ -192,11 +241,27 @@ pub(crate) struct Cleanups {
 pub(crate) struct Known<'k> {
     /// In which a task is at work: neither their age nor that nothing runs in them at this moment ends them.
     pub(crate) at_work: &'k BTreeSet<SandboxId>,
+    /// Who goes already, by another layer or a plan before: an emergency needs nobody in their place.
+    pub(crate) leaving: &'k BTreeSet<SandboxId>,
+    /// Who was tried and stays.
+    pub(crate) tried: &'k BTreeSet<SandboxId>,
     /// What is in use of the quotas of one project, or of all together, by so many of this size.
     pub(crate) quotas: &'k dyn Fn(bool, u64, &Sums) -> Vec<QuotaUsed>,
     pub(crate) sums_of: &'k dyn Fn(&Sandbox) -> Sums,
     pub(crate) config: &'k CleanupConfig,
     pub(crate) now_ms: u64,
+}
+
+impl Known<'_> {
+    /// Whether there is nothing to find out about it any more.
+    fn is_settled(&self, sandbox: &SandboxId) -> bool {
+        self.leaving.contains(sandbox) || self.tried.contains(sandbox)
+    }
+}
+
+/// Whether somebody said that it is to stay awake, by a lease that holds (L7).
+fn is_kept_awake(record: &Sandbox, now_ms: u64) -> bool {
+    record.keep_awake.values().any(|lease| lease.until_ms > now_ms)
 }
 
 /// Whether its hard deadline was missed by who should have seen to it.
@@ -258,13 +323,14 @@ pub(crate) fn plan(kind: CleanupKind, records: &[Sandbox], known: &Known<'_>) ->
             found
         }
         CleanupKind::Emergency => {
-            let mut idle: Vec<&Sandbox> = records.iter().copied().filter(is_up).collect();
+            let is_asked = |record: &&Sandbox| is_up(record) && !known.is_settled(&record.id);
+            let mut idle: Vec<&Sandbox> = records.iter().copied().filter(is_asked).collect();
             idle.retain(|record| old(record.active_at_ms.max(record.phase_since_ms), config.emergency_idle));
-            idle.retain(|record| !known.at_work.contains(&record.id));
+            idle.retain(|record| !known.at_work.contains(&record.id) && !is_kept_awake(record, now_ms));
             // Least harm first: nothing of what is saved is lost. Then who was not used for longest.
             idle.sort_by_key(|record| (!record.policy.persistent, record.active_at_ms));
             let all: Vec<&Sandbox> = spares.iter().chain(&records).copied().collect();
-            let first: Vec<&Sandbox> = spares.iter().copied().filter(is_up).chain(idle.iter().copied()).collect();
+            let first: Vec<&Sandbox> = spares.iter().copied().filter(is_asked).chain(idle.iter().copied()).collect();
             let mut given: Vec<(&Sandbox, String)> = until_there_is_room(&all, &first, false, known);
             // Then project by project: what is free elsewhere is no use to it.
             let projects: BTreeSet<&Project> = records.iter().map(|record| &record.project).collect();
@@ -281,6 +347,40 @@ pub(crate) fn plan(kind: CleanupKind, records: &[Sandbox], known: &Known<'_>) ->
     }
 }
 
+/// The same for several layers, in their order, after what is done or was tried before: who goes by one is not needed by
+/// the next, and one is enough, whoever found it first.
+fn plan_all(kinds: &[CleanupKind], records: &[Sandbox], before: &[CleanupItem], known: &Known<'_>) -> Vec<CleanupItem> {
+    let (room, none): (Vec<&CleanupItem>, Vec<&CleanupItem>) =
+        before.iter().partition(|item| item.outcome.makes_room());
+    let ids = |items: Vec<&CleanupItem>| items.into_iter().map(|item| item.sandbox.clone()).collect::<BTreeSet<_>>();
+    let (mut leaving, tried) = (ids(room), ids(none));
+    let mut items: Vec<CleanupItem> = Vec::new();
+    for kind in kinds {
+        let found = plan(*kind, records, &Known { leaving: &leaving, tried: &tried, ..*known });
+        for new in found {
+            if !tried.contains(&new.sandbox) && leaving.insert(new.sandbox.clone()) {
+                items.push(new);
+            }
+        }
+    }
+    items
+}
+
+/// What is told before anything is done.
+fn found(items: &[CleanupItem]) -> serde_json::Value {
+    let told = items.iter().take(TOLD_MAX).map(|item| {
+        json!({
+            "sandbox": item.sandbox,
+            "project": item.project,
+            "layer": item.kind.as_str(),
+            "action": item.action.as_str(),
+            "why": item.why,
+        })
+    });
+    let untold = items.len().saturating_sub(TOLD_MAX);
+    json!({ "found": items.len(), "items": told.collect::<Vec<_>>(), "untold": untold })
+}
+
 /// Which of the first have to go until no quota is tight, in their order, and why: those of one project, or of all.
 fn until_there_is_room<'r>(
     all: &[&'r Sandbox],
@@ -288,7 +388,8 @@ fn until_there_is_room<'r>(
     in_project: bool,
     known: &Known<'_>,
 ) -> Vec<(&'r Sandbox, String)> {
-    let stays = |record: &&&Sandbox| PhaseName::MAY_LIVE.contains(&record.phase.name()) && !is_leaving(record);
+    let goes = |record: &Sandbox| is_leaving(record) || known.leaving.contains(&record.id);
+    let stays = |record: &&&Sandbox| PhaseName::MAY_LIVE.contains(&record.phase.name()) && !goes(record);
     let living = all.iter().filter(stays);
     let (mut count, mut sums) =
         living.fold((0_u64, Sums::default()), |(count, sums), record| (count + 1, sums.plus(&(known.sums_of)(record))));
@@ -351,14 +452,24 @@ fn minus(all: &Sums, one: &Sums) -> Sums {
     }
 }
 
+/// One cleanup, from its beginning to its end.
+struct Round<'r> {
+    order: &'r CleanupOrder,
+    config: CleanupConfig,
+    by: &'r Actor,
+}
+
 impl Engine {
     /// Cleans up by these layers, or says what would be done. Journaled, whatever is found (J2).
-    pub async fn cleanup(&self, kinds: &[CleanupKind], dry_run: bool, by: Actor) -> Result<CleanupReport, EngineError> {
-        self.inner.tell_of_cleanup("started", kinds, dry_run, &by, json!({})).await?;
-        let cleaned = self.inner.cleanup(kinds, dry_run, &by, true).await;
+    pub async fn cleanup(&self, order: &CleanupOrder, by: Actor) -> Result<CleanupReport, EngineError> {
+        // Whoever asks may name them in any order, and twice.
+        let kinds = CleanupKind::ALL.into_iter().filter(|kind| order.kinds.contains(kind)).collect();
+        let order = &CleanupOrder { kinds, ..order.clone() };
+        self.inner.tell_of_cleanup("started", order, &by, json!({})).await?;
+        let cleaned = self.inner.cleanup(order, &by, true).await;
         if let Err(error) = &cleaned {
             let data = json!({ "error": crate::effect::in_words(error) });
-            self.inner.tell_of_cleanup("completed", kinds, dry_run, &by, data).await?;
+            self.inner.tell_of_cleanup("completed", order, &by, data).await?;
         }
         cleaned
     }
@@ -367,14 +478,19 @@ impl Engine {
 /// The layers that are due, as a reconciler.
 pub(crate) async fn run(inner: &Arc<Inner>) -> Result<Report, EngineError> {
     let Some(config) = inner.config.cleanup else { return Ok(Report::default()) };
-    let (now_ms, mut kinds) =
-        (inner.clock.now_ms(), vec![CleanupKind::Unhealthy, CleanupKind::Leftovers, CleanupKind::Emergency]);
+    let now_ms = inner.clock.now_ms();
     let aged_at_ms = inner.cleanups.aged_at_ms.load(Ordering::Relaxed);
-    if now_ms.saturating_sub(aged_at_ms) >= config.age_period.as_millis() as u64 {
+    let is_aging = now_ms.saturating_sub(aged_at_ms) >= config.age_period.as_millis() as u64;
+    if is_aging {
         inner.cleanups.aged_at_ms.store(now_ms, Ordering::Relaxed);
-        kinds.insert(2, CleanupKind::Age);
     }
-    let report = inner.cleanup(&kinds, false, &Actor::part("cleanup"), false).await?;
+    let due = |kind: &CleanupKind| match kind {
+        CleanupKind::Unhealthy | CleanupKind::Leftovers | CleanupKind::Emergency => true,
+        CleanupKind::Age => is_aging,
+    };
+    let kinds: Vec<CleanupKind> = CleanupKind::ALL.into_iter().filter(due).collect();
+    inner.reached("cleanup.due");
+    let report = inner.cleanup(&CleanupOrder::by(&kinds), &Actor::part("cleanup"), false).await?;
     Ok(Report { found: report.found(), did: report.done(), failed: report.failed() })
 }
 
@@ -383,45 +499,74 @@ impl Inner {
     /// not told at all: the journal would be full of it.
     async fn cleanup(
         self: &Arc<Self>,
-        kinds: &[CleanupKind],
-        dry_run: bool,
+        order: &CleanupOrder,
         by: &Actor,
         by_hand: bool,
     ) -> Result<CleanupReport, EngineError> {
-        let config = self.config.cleanup.unwrap_or_default();
+        let mut config = self.config.cleanup.unwrap_or_default();
+        config.age_max = order.age_max.or(config.age_max);
+        let round = Round { order, config, by };
         let records = self.living().await?;
-        if kinds.contains(&CleanupKind::Unhealthy) && !dry_run {
+        if order.kinds.contains(&CleanupKind::Unhealthy) && !order.dry_run {
             self.look_at_the_unseen(&records, &config);
         }
-        let mut items = self.planned(kinds, &records, &config).await?;
+        let mut items = self.planned(&order.kinds, &records, &[], &config).await?;
         if !by_hand && items.is_empty() {
             return Ok(CleanupReport { items });
         }
         if !by_hand {
-            self.tell_of_cleanup("started", kinds, dry_run, by, json!({})).await?;
+            self.tell_of_cleanup("started", order, by, json!({})).await?;
         }
-        self.tell_of_cleanup("found", kinds, dry_run, by, json!({ "found": items.len() })).await?;
-        for item in &mut items {
-            let Some(record) = records.iter().find(|record| record.id == item.sandbox) else { continue };
-            if !dry_run {
-                item.outcome = self.clean(record, item, by).await;
+        self.carry_out(&records, &mut items, &round).await?;
+        // Who is in use, or could not be asked, makes no room: others are looked for in their place. Each is tried once, so
+        // there are no more rounds than sandboxes.
+        while order.kinds.contains(&CleanupKind::Emergency)
+            && items.iter().any(|item| !item.outcome.makes_room())
+            && !self.is_ending()
+        {
+            let mut more = self.planned(&[CleanupKind::Emergency], &records, &items, &config).await?;
+            if more.is_empty() {
+                break;
             }
+            self.carry_out(&records, &mut more, &round).await?;
+            items.extend(more);
+        }
+        let report = CleanupReport { items };
+        let data = json!({ "found": report.found(), "done": report.done(), "failed": report.failed() });
+        self.tell_of_cleanup("completed", order, by, data).await?;
+        Ok(report)
+    }
+
+    /// Tells what was found, and does it one by one; in a dry run, only asks who is in use.
+    async fn carry_out(
+        self: &Arc<Self>,
+        records: &[Sandbox],
+        items: &mut [CleanupItem],
+        round: &Round<'_>,
+    ) -> Result<(), EngineError> {
+        let Round { order, config, by } = round;
+        self.tell_of_cleanup("found", order, by, found(items)).await?;
+        for item in items {
+            let Some(record) = records.iter().find(|record| record.id == item.sandbox) else { continue };
+            item.outcome = if order.dry_run {
+                self.would_clean(record, item, config).await
+            } else {
+                self.clean(record, item, config, by).await
+            };
             self.tell_of_item(record, item, by).await;
             if self.is_ending() {
                 break;
             }
         }
-        let report = CleanupReport { items };
-        let data = json!({ "found": report.found(), "done": report.done(), "failed": report.failed() });
-        self.tell_of_cleanup("completed", kinds, dry_run, by, data).await?;
-        Ok(report)
+        Ok(())
     }
 
-    /// What is to be done by these layers.
+    /// What is to be done by these layers, beside what is done or was tried.
     async fn planned(
         &self,
         kinds: &[CleanupKind],
         records: &[Sandbox],
+        before: &[CleanupItem],
         config: &CleanupConfig,
     ) -> Result<Vec<CleanupItem>, EngineError> {
         let ids: Vec<SandboxId> = records.iter().map(|record| record.id.clone()).collect();
@@ -429,34 +574,26 @@ impl Inner {
         let quota = &self.config.quota;
         let known = Known {
             at_work: &at_work,
+            leaving: &BTreeSet::new(),
+            tried: &BTreeSet::new(),
             quotas: &|in_project, count, sums| QuotaUsed::all(quota, in_project, count, sums),
             sums_of: &|record| Sums::of(&record.spec.limits, &quota.weights),
             config,
             now_ms: self.clock.now_ms(),
         };
-        let mut items: Vec<CleanupItem> = Vec::new();
-        for kind in kinds {
-            // One is enough, whoever found it first.
-            for new in plan(*kind, records, &known) {
-                if !items.iter().any(|item| item.sandbox == new.sandbox) {
-                    items.push(new);
-                }
-            }
-        }
-        Ok(items)
+        Ok(plan_all(kinds, records, before, &known))
     }
 
     /// A line about all of it.
     async fn tell_of_cleanup(
         &self,
         what: &str,
-        kinds: &[CleanupKind],
-        dry_run: bool,
+        order: &CleanupOrder,
         by: &Actor,
         mut data: serde_json::Value,
     ) -> Result<(), EngineError> {
-        let layers: Vec<&str> = kinds.iter().map(|kind| kind.as_str()).collect();
-        (data["layers"], data["dry_run"]) = (json!(layers), json!(dry_run));
+        let layers: Vec<&str> = order.kinds.iter().map(|kind| kind.as_str()).collect();
+        (data["layers"], data["dry_run"]) = (json!(layers), json!(order.dry_run));
         let line = whole(&format!("cleanup.{what}"), by.clone(), self.clock.now_ms(), data);
         self.store.append(self.epoch, vec![line]).await?;
         Ok(())
@@ -506,7 +643,13 @@ impl Inner {
     }
 
     /// One of them, unless it is in use.
-    async fn clean(self: &Arc<Self>, record: &Sandbox, item: &CleanupItem, by: &Actor) -> CleanupOutcome {
+    async fn clean(
+        self: &Arc<Self>,
+        record: &Sandbox,
+        item: &CleanupItem,
+        config: &CleanupConfig,
+        by: &Actor,
+    ) -> CleanupOutcome {
         let done = match item.kind {
             CleanupKind::Unhealthy | CleanupKind::Leftovers | CleanupKind::Age | CleanupKind::Emergency
                 if record.is_spare() =>
@@ -523,14 +666,33 @@ impl Inner {
                 self.put_to_rest(record, ENDED_MS).await
             }
             CleanupKind::Age => self.put_to_rest_without_task(record, ENDED_MS).await,
-            CleanupKind::Emergency => {
-                let idle = self.config.cleanup.unwrap_or_default().emergency_idle;
-                self.put_to_rest_without_task(record, ENDED_MS.max(idle.as_millis() as u64)).await
-            }
+            CleanupKind::Emergency => self.put_to_rest_without_task(record, idle_ms(config)).await,
         };
         match done {
             Ok(true) => CleanupOutcome::Done,
             Ok(false) => CleanupOutcome::InUse,
+            Err(error) => CleanupOutcome::Failed(crate::effect::in_words(&error)),
+        }
+    }
+
+    /// What would come of one, as far as can be told without doing it: who is in use is asked, and nothing else is done.
+    async fn would_clean(
+        self: &Arc<Self>,
+        record: &Sandbox,
+        item: &CleanupItem,
+        config: &CleanupConfig,
+    ) -> CleanupOutcome {
+        let idle_ms = match item.kind {
+            CleanupKind::Unhealthy | CleanupKind::Leftovers => return CleanupOutcome::Planned,
+            CleanupKind::Age => ENDED_MS,
+            CleanupKind::Emergency => idle_ms(config),
+        };
+        if record.is_spare() {
+            return CleanupOutcome::Planned;
+        }
+        match self.is_unused(record, idle_ms).await {
+            Ok(is_unused) if is_unused && !is_kept_awake(record, self.clock.now_ms()) => CleanupOutcome::Planned,
+            Ok(_) => CleanupOutcome::InUse,
             Err(error) => CleanupOutcome::Failed(crate::effect::in_words(&error)),
         }
     }
@@ -553,18 +715,24 @@ impl Inner {
         if at_work.is_empty() { self.put_to_rest(seen, idle_ms).await } else { Ok(false) }
     }
 
+    /// Whether nothing was done in it for so long, by what runs in it.
+    async fn is_unused(self: &Arc<Self>, seen: &Sandbox, idle_ms: u64) -> Result<bool, EngineError> {
+        if seen.phase != Phase::Ready {
+            return Ok(true);
+        }
+        let Some(used_at_ms) = self.used_at_ms(seen).await else {
+            let what = "it does not say whether something runs in it".to_owned();
+            return Err(EngineError::Invalid { what, hint: format!("viv doctor {}", seen.id) });
+        };
+        // What runs uses it now, what ended used it until then.
+        Ok(self.clock.now_ms().saturating_sub(used_at_ms) >= idle_ms)
+    }
+
     /// Puts it to rest as if its window were over, unless it is in use: by its record, by what runs in it, or by who
     /// comes until it is written down (L6). Whether it was; without an answer about what runs, nothing is done (T7).
     pub(crate) async fn put_to_rest(self: &Arc<Self>, seen: &Sandbox, idle_ms: u64) -> Result<bool, EngineError> {
-        if seen.phase == Phase::Ready {
-            let Some(used_at_ms) = self.used_at_ms(seen).await else {
-                let what = "it does not say whether something runs in it".to_owned();
-                return Err(EngineError::Invalid { what, hint: format!("viv doctor {}", seen.id) });
-            };
-            // What runs uses it now, what ended used it until then.
-            if self.clock.now_ms().saturating_sub(used_at_ms) < idle_ms {
-                return Ok(false);
-            }
+        if !self.is_unused(seen, idle_ms).await? {
+            return Ok(false);
         }
         for _ in 0..RACES_MAX {
             let before = self.load(&seen.id).await?;
@@ -589,6 +757,11 @@ impl Inner {
     }
 }
 
+/// For how long nothing may have been done in what an emergency makes go.
+fn idle_ms(config: &CleanupConfig) -> u64 {
+    ENDED_MS.max(config.emergency_idle.as_millis() as u64)
+}
+
 /// A line about all of it.
 fn whole(kind: &str, by: Actor, now_ms: u64, data: serde_json::Value) -> NewLine {
     NewLine {
@@ -607,7 +780,7 @@ fn whole(kind: &str, by: Actor, now_ms: u64, data: serde_json::Value) -> NewLine
 
 #[cfg(test)]
 mod tests {
-    use viv_core::lifecycle::{HibernateStep, Moment, NewSandbox, Timings, Work};
+    use viv_core::lifecycle::{HibernateStep, KeepAwake, Moment, NewSandbox, Timings, Work};
     use viv_core::limits::ResourceLimits;
     use viv_core::spec::{Policy, SandboxSpec};
     use viv_store::{Quota, SumsMax};
@@ -642,16 +815,89 @@ mod tests {
         config: &CleanupConfig,
         now_ms: u64,
     ) -> Vec<u8> {
+        planned_after(&[kind], records, &[], quota, at_work, config, now_ms)
+    }
+
+    fn planned_after(
+        kinds: &[CleanupKind],
+        records: &[Sandbox],
+        before: &[CleanupItem],
+        quota: Quota,
+        at_work: &[u8],
+        config: &CleanupConfig,
+        now_ms: u64,
+    ) -> Vec<u8> {
         let known = Known {
             at_work: &at_work.iter().map(|id| SandboxId::from_bytes([*id; 16])).collect(),
+            leaving: &BTreeSet::new(),
+            tried: &BTreeSet::new(),
             quotas: &|in_project, count, sums| QuotaUsed::all(&quota, in_project, count, sums),
             sums_of: &|record| Sums::of(&record.spec.limits, &quota.weights),
             config,
             now_ms,
         };
-        let found = plan(kind, records, &known);
+        let found = plan_all(kinds, records, before, &known);
         let number = |item: &CleanupItem| (1..=255).find(|id| SandboxId::from_bytes([*id; 16]) == item.sandbox);
         found.iter().filter_map(number).collect()
+    }
+
+    /// One that was tried before, with what came of it.
+    fn tried(record: &Sandbox, outcome: CleanupOutcome) -> CleanupItem {
+        CleanupItem {
+            sandbox: record.id.clone(),
+            project: record.project.clone(),
+            kind: CleanupKind::Emergency,
+            action: CleanupAction::Hibernate,
+            why: String::new(),
+            outcome,
+        }
+    }
+
+    #[test]
+    fn j2_emergency_spares_who_is_idle_where_leftovers_make_room() {
+        let config = CleanupConfig::default();
+        let (now_ms, quota) = (3_600_000, Quota::of(5, 5));
+        let records = [
+            record(1, false, Phase::Lost, 0),
+            record(2, false, Phase::Lost, 0),
+            record(3, true, Phase::Ready, 10),
+            record(4, true, Phase::Ready, 20),
+            record(5, true, Phase::Ready, 30),
+        ];
+        let planned = |kinds: &[CleanupKind], before: &[CleanupItem]| {
+            planned_after(kinds, &records, before, quota, &[], &config, now_ms)
+        };
+        assert_eq!(planned(&CleanupKind::ALL, &[]), [1, 2], "three of five are left");
+        assert_eq!(planned(&[CleanupKind::Emergency], &[]), [3], "alone, it does not know of leftovers");
+        // And where none of them could be made to go, somebody idle is.
+        let stay = [&records[0], &records[1]].map(|record| tried(record, CleanupOutcome::Failed(String::new())));
+        assert_eq!(planned(&[CleanupKind::Emergency], &stay), [3]);
+    }
+
+    #[test]
+    fn j2_emergency_goes_on_to_the_next_where_who_was_tried_stays() {
+        let (config, quota) = (CleanupConfig::default(), Quota::of(5, 5));
+        let records = [1, 2, 3, 4, 5].map(|id| record(id, true, Phase::Ready, u64::from(id)));
+        let planned = |before: &[CleanupItem]| {
+            planned_after(&[CleanupKind::Emergency], &records, before, quota, &[], &config, 120_000)
+        };
+        let first = |outcome| tried(&records[0], outcome);
+        assert_eq!(planned(&[]), [1]);
+        assert_eq!(planned(&[first(CleanupOutcome::Done)]), [0; 0], "there is room");
+        assert_eq!(planned(&[first(CleanupOutcome::InUse)]), [2]);
+        let all: Vec<CleanupItem> = records.iter().map(|record| tried(record, CleanupOutcome::InUse)).collect();
+        assert_eq!(planned(&all), [0; 0], "everybody was tried");
+    }
+
+    #[test]
+    fn j2_l7_emergency_leaves_alone_who_is_kept_awake() {
+        let (config, quota) = (CleanupConfig::default(), Quota::of(5, 5));
+        let mut records = [1, 2, 3, 4, 5].map(|id| record(id, true, Phase::Ready, u64::from(id)));
+        let until_ms = 200_000;
+        records[0].keep_awake.insert("thinking".to_owned(), KeepAwake { reason: String::new(), until_ms });
+        let planned = |now_ms| planned_by(CleanupKind::Emergency, &records, quota, &[], &config, now_ms);
+        assert_eq!(planned(120_000), [2]);
+        assert_eq!(planned(until_ms), [1], "its lease is over");
     }
 
     /// A sum that can be limited: its name, and a sandbox's limits and a quota of so much of it.

@@ -210,6 +210,7 @@ impl Engine {
             }),
         };
         crate::drain::take_up(&engine).await?;
+        crate::alert::take_up(&engine.inner).await?;
         crate::adopt::adopt(&engine.inner).await?;
         engine.inner.spawn_timer();
         engine.inner.spawn_scribe();

@@ -282,6 +282,12 @@ impl Roster {
         counted(kept.used.each_ref().map(|projects| projects.last().map_or(0, |(used, _)| *used)))
     }
 
+    /// And which project that is, of each, in the order of [`QuotaUsed::all`](crate::metrics::QuotaUsed::all).
+    pub(crate) fn whose_is_most(&self) -> [Option<Project>; 5] {
+        let kept = self.lock();
+        kept.used.each_ref().map(|projects| projects.last().map(|(_, project)| project.clone()))
+    }
+
     /// What is wrong now, as far as it was looked at.
     pub(crate) fn wrong(&self, now_ms: u64) -> Wrong {
         let kept = self.lock();

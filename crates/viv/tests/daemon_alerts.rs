@@ -225,11 +225,14 @@ fn l18_cause_5_a_limit_that_is_used_up_is_an_alert_and_goes_away() {
     assert_eq!(refused.code().map(|code| code.to_string()).as_deref(), Some("quota_exceeded"));
     let stats = daemon.viv().arg("stats").output().unwrap();
     let stats = String::from_utf8(stats.stdout).unwrap();
-    assert!(stats.starts_with("critical: quota_exhausted: a quota is used up: 100 %"), "{stats}");
+    assert!(stats.starts_with("critical: quota_exhausted: a quota is used up: sandboxes 1 of 1, 100.0 %"), "{stats}");
     let shown = daemon.viv().arg("alerts").output().unwrap();
     assert!(String::from_utf8(shown.stdout).unwrap().contains("quota_exhausted"));
     let doctor = String::from_utf8(daemon.viv().arg("doctor").output().unwrap().stdout).unwrap();
-    assert!(doctor.contains("quota_exhausted"), "{doctor}");
+    assert!(doctor.contains("a quota is used up: sandboxes 1 of 1,"), "{doctor}");
+    let told = daemon.viv().args(["events", "--kind", "alert.firing", "--json"]).output().unwrap();
+    let told = String::from_utf8(told.stdout).unwrap();
+    assert!(told.contains("\"most\":\"sandboxes 1 of 1\""), "{told}");
     // The remedy of the runbook: what is idle is put to rest, and there is room.
     support::eventually_within(PATIENCE, "there is room", || {
         let done = daemon.viv().args(["cleanup", "--emergency"]).output().unwrap();
@@ -337,7 +340,9 @@ fn j2_emergency_cleanup_says_what_it_would_do_and_loses_no_persistent_file() {
     let kept = with_file(&daemon, "kept");
     let busy = daemon.create().id;
     start(&daemon, &busy, &["/bin/sleep", "1000"]);
-    let clean = |dry_run| daemon.client().clean_up(&BeginCleanup { emergency: true, dry_run }).unwrap();
+    let clean = |dry_run| {
+        daemon.client().clean_up(&BeginCleanup { emergency: true, dry_run, ..BeginCleanup::default() }).unwrap()
+    };
     let would = clean(true);
     assert_eq!((would.found, would.done), (1, 0), "{would:#?}");
     assert_eq!((&would.items[0].sandbox, would.items[0].action.as_str()), (&kept, "hibernate"), "{would:#?}");
@@ -375,7 +380,7 @@ fn j2_who_works_is_left_alone_however_little_is_left_and_who_does_not_is_saved_b
     let works = sandbox.start(&StartExecution::of(["/bin/sleep", "1000"]).unwrap(), None).unwrap();
     let until = Instant::now() + PATIENCE;
     loop {
-        let done = daemon.client().clean_up(&BeginCleanup { emergency: true, dry_run: false }).unwrap();
+        let done = daemon.client().clean_up(&BeginCleanup { emergency: true, ..BeginCleanup::default() }).unwrap();
         if done.items.iter().any(|item| item.sandbox == kept && item.outcome == "in_use") {
             break;
         }

@@ -8,14 +8,14 @@
 //!
 //! A rule is data ([`rule::RULES`]), and is judged from a window of samples without asking anybody. The same table is
 //! written as rules for Prometheus ([`prometheus`]), so both say the same. What began to fire or resolved is a line of the
-//! journal, and so an event for everybody who follows it. What is known of alerts is lost with the daemon: what still
-//! holds fires again.
+//! journal, and so an event for everybody who follows it. What was told to fire is written down with that line, so the next
+//! daemon goes on from there: it resolves what does not hold any more, and says nothing twice.
 
 pub mod prometheus;
 mod rule;
 mod window;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ pub use window::{Sample, Window};
 
 use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
-use crate::metrics::family;
+use crate::metrics::{Gathered, family};
 use crate::reconcile::Report;
 
 /// How alerts are judged.
@@ -126,12 +126,14 @@ pub struct Alert {
     pub value: f64,
     /// Some of the sandboxes that it is about, where it is about single ones. For those who run the installation.
     pub sandboxes: Vec<SandboxId>,
+    /// Where it is about what is greatest, what that is. For the same people.
+    pub most: Option<String>,
 }
 
 impl Alert {
     /// In words, with numbers.
     pub fn words(&self) -> String {
-        self.rule.words(&self.setting, self.value)
+        self.rule.words(&self.setting, self.value, self.most.as_deref())
     }
 }
 
@@ -145,15 +147,31 @@ pub(crate) struct Alerts {
 struct Known {
     window: Window,
     states: BTreeMap<&'static str, (AlertState, f64)>,
-    /// Whom figures are about, by their family.
-    whom: BTreeMap<&'static str, Vec<SandboxId>>,
+    /// What was told to fire, whether or not it is judged here.
+    told: BTreeSet<&'static str>,
+    /// Whom and what figures are about, by their family.
+    about: Gathered,
 }
 
 impl Known {
+    /// A rule as it is shown.
+    fn alert(&self, rule: &'static Rule, setting: RuleSetting, state: AlertState, value: f64) -> Alert {
+        let (sandboxes, most) = match state {
+            AlertState::Inactive => (Vec::new(), None),
+            AlertState::Pending { .. } | AlertState::Firing { .. } => (self.whom(rule), self.most(rule)),
+        };
+        Alert { rule, setting, state, value, sandboxes, most }
+    }
+
+    /// What is greatest of what a rule looks at.
+    fn most(&self, rule: &Rule) -> Option<String> {
+        rule.measure.families().into_iter().find_map(|family| self.about.most.get(family.name)).cloned()
+    }
+
     /// Whom a rule is about.
     fn whom(&self, rule: &Rule) -> Vec<SandboxId> {
         let families = rule.measure.families().into_iter();
-        families.filter_map(|family| self.whom.get(family.name)).flatten().cloned().collect()
+        families.filter_map(|family| self.about.whom.get(family.name)).flatten().cloned().collect()
     }
 }
 
@@ -171,43 +189,70 @@ impl Engine {
         let shown = RULES.iter().filter_map(|rule| {
             let setting = rule.setting(config).filter(|setting| setting.enabled)?;
             let (state, value) = known.states.get(rule.name).copied().unwrap_or_default();
-            let sandboxes = if state == AlertState::Inactive { Vec::new() } else { known.whom(rule) };
-            Some(Alert { rule, setting, state, value, sandboxes })
+            Some(known.alert(rule, setting, state, value))
         });
         shown.collect()
     }
 }
 
+/// Under which name it is kept since when a rule fires, as far as that was told.
+fn kept(rule: &Rule) -> String {
+    format!("alert.{}", rule.name)
+}
+
+/// What a daemon before this one told to fire does so: nobody is told again, and who was told hears when it is over.
+pub(crate) async fn take_up(inner: &Inner) -> Result<(), EngineError> {
+    let Some(config) = &inner.config.alerts else { return Ok(()) };
+    for rule in RULES {
+        let Some(since) = inner.store.meta(&kept(rule)).await? else { continue };
+        let held_at_ms = inner.clock.now_ms();
+        let mut known = inner.alerts.lock();
+        known.told.insert(rule.name);
+        if rule.setting(config).is_some_and(|setting| setting.enabled) {
+            // Who set it to something else than a time knows that it fires, at least.
+            let since_ms = since.parse().unwrap_or(held_at_ms);
+            known.states.insert(rule.name, (AlertState::Firing { since_ms, held_at_ms }, 0.0));
+        }
+    }
+    Ok(())
+}
+
 /// One look: figures are brought up to now, every rule is judged, and what changed is journaled.
 pub(crate) async fn run(inner: &Arc<Inner>) -> Result<Report, EngineError> {
     let Some(config) = &inner.config.alerts else { return Ok(Report::default()) };
-    let whom = inner.gather().await?;
+    let about = inner.gather().await?;
     let now_ms = inner.clock.now_ms();
-    let (mut report, mut lines) = (Report::default(), Vec::new());
+    let (mut report, mut news) = (Report::default(), Vec::new());
     let mut next = BTreeMap::new();
     {
         let mut known = inner.alerts.lock();
-        known.whom = whom;
+        known.about = about;
         known.window.push(Sample::of(&inner.metrics, now_ms));
         for rule in RULES {
-            let Some(setting) = rule.setting(config).filter(|setting| setting.enabled) else { continue };
+            let Some(setting) = rule.setting(config) else { continue };
+            let was_told = known.told.contains(rule.name);
+            if !setting.enabled {
+                // Nobody judges it any more, so nobody would say that it is over.
+                if was_told {
+                    news.push(known.alert(rule, setting, AlertState::Inactive, 0.0));
+                }
+                continue;
+            }
             let value = rule.measure.value(&known.window, setting.window_ms);
             let (before, _) = known.states.get(rule.name).copied().unwrap_or_default();
             let resolve_after_ms = config.resolve_after.as_millis() as u64;
             let after = before.after(value > setting.above, now_ms, setting.for_ms, resolve_after_ms);
             let is_firing = matches!(after, AlertState::Firing { .. });
             report.found += u64::from(is_firing);
-            if is_firing != matches!(before, AlertState::Firing { .. }) {
-                let sandboxes = if is_firing { known.whom(rule) } else { Vec::new() };
-                lines.push(line(&Alert { rule, setting, state: after, value, sandboxes }, now_ms));
+            if is_firing != was_told {
+                news.push(known.alert(rule, setting, after, value));
             }
             next.insert(rule.name, (after, value));
         }
     }
-    report.did = lines.len() as u64;
-    // Written down first: who cannot write says the same at the next look.
-    if !lines.is_empty() {
-        inner.store.append(inner.epoch, lines).await?;
+    for alert in news {
+        inner.tell_of_alert(&alert, now_ms).await?;
+        report.did += 1;
     }
     let before = std::mem::replace(&mut inner.alerts.lock().states, next);
     let shown = inner.alerts.lock().states.clone();
@@ -228,6 +273,28 @@ pub(crate) async fn run(inner: &Arc<Inner>) -> Result<Report, EngineError> {
         }
     }
     Ok(report)
+}
+
+impl Inner {
+    /// That it fires, or does not any more: written down and told in one transaction, before anything else is done about
+    /// it. Who cannot write says the same at the next look, unless it was written and only the answer was lost.
+    async fn tell_of_alert(&self, alert: &Alert, now_ms: u64) -> Result<(), EngineError> {
+        let since = match alert.state {
+            AlertState::Firing { since_ms, .. } => Some(since_ms.to_string()),
+            AlertState::Inactive | AlertState::Pending { .. } => None,
+        };
+        let name = kept(alert.rule);
+        if self.store.meta(&name).await?.is_some() != since.is_some() {
+            self.store.put_meta(self.epoch, &name, since.as_deref(), line(alert, now_ms)).await?;
+        }
+        let told = &mut self.alerts.lock().told;
+        if since.is_some() {
+            told.insert(alert.rule.name)
+        } else {
+            told.remove(alert.rule.name)
+        };
+        Ok(())
+    }
 }
 
 fn line(alert: &Alert, now_ms: u64) -> NewLine {
@@ -253,6 +320,7 @@ fn line(alert: &Alert, now_ms: u64) -> NewLine {
             "message": alert.words(),
             "helps": alert.rule.helps,
             "sandboxes": alert.sandboxes,
+            "most": alert.most,
         }),
     }
 }

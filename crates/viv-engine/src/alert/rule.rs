@@ -113,8 +113,8 @@ impl Rule {
         Some(config.rules.get(self.name).copied().unwrap_or_else(|| self.default_setting()))
     }
 
-    /// In words, with numbers.
-    pub fn words(&self, setting: &RuleSetting, value: f64) -> String {
+    /// In words, with numbers. Of what is greatest `most` says what it is, where that is known.
+    pub fn words(&self, setting: &RuleSetting, value: f64, most: Option<&str>) -> String {
         match self.measure {
             Measure::Share { .. } => {
                 let over = setting.window_ms / 60_000;
@@ -122,7 +122,9 @@ impl Rule {
                 format!("{}: {value:.1} % in {over} min, more than {above:.1} %", self.what)
             }
             Measure::Max(_) => {
-                format!("{}: {:.0} %, more than {:.0} %", self.what, value * 100.0, setting.above * 100.0)
+                let most = most.map_or(String::new(), |most| format!("{most}, "));
+                // Rounded, the highest threshold would be all of it, of which nothing can be more.
+                format!("{}: {most}{:.1} %, more than {:.1} %", self.what, value * 100.0, setting.above * 100.0)
             }
             Measure::Sum(_) | Measure::Increase(_) => {
                 format!("{}: {value:.0}, more than {:.0}", self.what, setting.above)

@@ -8,7 +8,7 @@ use viv_core::task::TaskState;
 use viv_store::{ExecutionQuery, PhaseCounts, Quota, Sums, TaskQuery};
 
 use super::wrong::Whom;
-use super::{Metrics, family};
+use super::{Family, Metrics, family};
 use crate::breaker::BreakerKind;
 use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
@@ -50,9 +50,45 @@ impl QuotaUsed {
         ]
     }
 
+    /// In words, with numbers; those of a project, or of all.
+    fn words(&self, project: Option<&Project>) -> String {
+        let of_whom = project.map_or(String::new(), |project| format!(" of the project {project}"));
+        format!("{} {} of {}{of_whom}", self.name, self.used, self.max.unwrap_or_default())
+    }
+
     /// What part of it is in use; nothing where there is no limit.
     pub(crate) fn ratio(&self) -> Option<f64> {
         self.max.map(|max| if max == 0 { 1.0 } else { float(self.used) / float(max) })
+    }
+}
+
+/// What is known beside the figures: labels may not say it, since users choose what it is about, and who is told wants to
+/// know.
+#[derive(Debug, Default)]
+pub(crate) struct Gathered {
+    /// Some of those that are counted as wrong.
+    pub(crate) whom: Whom,
+    /// What a family has most of, with numbers.
+    pub(crate) most: Most,
+}
+
+/// Of a family, in words, what is greatest.
+pub(crate) type Most = BTreeMap<&'static str, String>;
+
+/// Looks for the greatest of what belongs to one family.
+#[derive(Debug, Default)]
+struct Greatest(Option<(f64, String)>);
+
+impl Greatest {
+    /// What comes first stays, where others are as great.
+    fn look(&mut self, number: f64, words: impl FnOnce() -> String) {
+        if self.0.as_ref().is_none_or(|(greatest, _)| number > *greatest) {
+            self.0 = Some((number, words()));
+        }
+    }
+
+    fn name(self, most: &mut Most, family: &'static Family) {
+        most.extend(self.0.map(|(_, words)| (family.name, words)));
     }
 }
 
@@ -75,8 +111,8 @@ pub(super) fn float(count: u64) -> f64 {
 }
 
 impl Inner {
-    /// Brings the figures up to now. Who is told wants to know whom to look at: some of those that are counted as wrong.
-    pub(crate) async fn gather(&self) -> Result<Whom, EngineError> {
+    /// Brings the figures up to now, and tells what they cannot.
+    pub(crate) async fn gather(&self) -> Result<Gathered, EngineError> {
         let metrics = &self.metrics;
         self.feed.lock().await.catch_up(self.store.as_ref(), metrics).await?;
         let counted = self.store.count(None).await?;
@@ -92,24 +128,29 @@ impl Inner {
         // Spares count for quotas, and are there because they should be.
         metrics.set(&family::ACTIVE, &[], float(active.saturating_sub(living(&spares))));
         let whom = self.gather_wrong().await?;
+        let (mut most, mut tightest) = (Most::new(), Greatest::default());
         for quota in QuotaUsed::all(&self.config.quota, false, active, &self.roster.sums()) {
             metrics.set(&family::QUOTA_USED, &[quota.name], float(quota.used));
             if let (Some(max), Some(ratio)) = (quota.max, quota.ratio()) {
                 metrics.set(&family::QUOTA_LIMIT, &[quota.name], float(max));
                 metrics.set(&family::QUOTA_RATIO, &[quota.name], ratio);
+                tightest.look(ratio, || quota.words(None));
             }
         }
         // All projects may have as much, so who has most of something has least left of it.
         let (count, sums) = self.roster.most_of_a_project();
-        for (name, quota) in OF_PROJECTS.iter().zip(QuotaUsed::all(&self.config.quota, true, count, &sums)) {
+        let of_projects = QuotaUsed::all(&self.config.quota, true, count, &sums).into_iter();
+        for ((name, quota), project) in OF_PROJECTS.iter().zip(of_projects).zip(self.roster.whose_is_most()) {
             if let Some(ratio) = quota.ratio() {
                 metrics.set(&family::QUOTA_RATIO, &[name], ratio);
+                tightest.look(ratio, || quota.words(project.as_ref()));
             }
         }
+        tightest.name(&mut most, &family::QUOTA_RATIO);
         self.gather_work().await?;
         self.gather_subscriptions().await?;
         self.gather_parts();
-        Ok(whom)
+        Ok(Gathered { whom, most })
     }
 
     /// Tasks that live, and commands that wait: in proportion to them.

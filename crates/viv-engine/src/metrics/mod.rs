@@ -24,6 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use family::{Family, Kind};
 pub(crate) use feed::Feed;
+pub(crate) use gauges::Gathered;
 pub use gauges::QuotaUsed;
 pub(crate) use wrong::is_overdue;
 

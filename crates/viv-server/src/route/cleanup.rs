@@ -1,9 +1,12 @@
 //! Cleanups by hand (J2).
 
+use std::time::Duration;
+
 use axum::extract::State;
 use viv_api::cleanup::{BeginCleanup, Cleanup, CleanupItem};
+use viv_api::error::{ApiError, ErrorCode};
 use viv_api::path;
-use viv_engine::cleanup::{self, CleanupKind, CleanupOutcome, CleanupReport};
+use viv_engine::cleanup::{self, CleanupKind, CleanupOrder, CleanupOutcome, CleanupReport};
 
 use crate::api::{Method, Op, Table};
 use crate::auth::{Caller, Need};
@@ -25,12 +28,33 @@ async fn clean_up(
     caller: Caller,
     MaybeJson(asked): MaybeJson<BeginCleanup>,
 ) -> Answer {
-    let mut kinds = vec![CleanupKind::Unhealthy, CleanupKind::Leftovers, CleanupKind::Age];
-    kinds.extend(asked.emergency.then_some(CleanupKind::Emergency));
+    let order = ordered(&asked)?;
     let (engine, by) = (state.engine().clone(), caller.actor());
-    let dry_run = asked.dry_run;
-    let report = regardless(async move { engine.cleanup(&kinds, dry_run, by).await }).await?;
-    Ok(show::ok(&shown(report, dry_run)))
+    let report = regardless(async move { engine.cleanup(&order, by).await }).await?;
+    Ok(show::ok(&shown(report, asked.dry_run)))
+}
+
+/// The layers that run when nobody names any: they take nothing away that somebody could want.
+const USUAL: [CleanupKind; 3] = [CleanupKind::Unhealthy, CleanupKind::Leftovers, CleanupKind::Age];
+
+fn ordered(asked: &BeginCleanup) -> Result<CleanupOrder, ApiError> {
+    let named = asked.layers.iter().map(|word| {
+        CleanupKind::of_word(word).ok_or_else(|| {
+            let words = CleanupKind::ALL.map(CleanupKind::as_str).join(", ");
+            ApiError::new(ErrorCode::InvalidRequest, format!("there is no layer {word:?} of cleanup")).hint(words)
+        })
+    });
+    let mut kinds = named.collect::<Result<Vec<_>, _>>()?;
+    if kinds.is_empty() {
+        kinds.extend(USUAL);
+    }
+    kinds.extend(asked.emergency.then_some(CleanupKind::Emergency));
+    if asked.age_max_ms.is_some() && !kinds.contains(&CleanupKind::Age) {
+        let message = "an age is for the layer age, which is not among those that were named";
+        return Err(ApiError::new(ErrorCode::InvalidRequest, message).hint("name the layer age too, or no age"));
+    }
+    let age_max = asked.age_max_ms.map(|ms| Duration::from_millis(ms.get()));
+    Ok(CleanupOrder { kinds, dry_run: asked.dry_run, age_max })
 }
 
 fn shown(report: CleanupReport, dry_run: bool) -> Cleanup {

@@ -2,6 +2,7 @@
 
 mod auth;
 mod bounds;
+mod cleanup;
 mod executions;
 mod files;
 mod journal;

@@ -1,12 +1,14 @@
 //! `viv cleanup`
 
 use std::fmt::Write as _;
+use std::num::NonZeroU64;
 use std::process::ExitCode;
 
 use viv_api::cleanup::{BeginCleanup, Cleanup};
 
 use super::table::{Table, clean};
 use super::{Daemon, width};
+use crate::text::parse_span;
 
 /// Clean up now: leftovers of what failed or is lost, and what is past its time
 ///
@@ -14,6 +16,12 @@ use super::{Daemon, width};
 /// left alone.
 #[derive(clap::Args)]
 pub(crate) struct Args {
+    /// Only this layer, and others that are named so: unhealthy, leftovers, age, emergency
+    #[arg(long = "layer", value_name = "NAME")]
+    layers: Vec<String>,
+    /// For the layer age: whatever is older than this goes this time, unless it is in use
+    #[arg(long, value_name = "SPAN", value_parser = parse_age)]
+    older_than: Option<NonZeroU64>,
     /// Also put idle sandboxes to rest until every quota has a fifth left: persistent ones first, then who was not used
     /// for longest
     #[arg(long)]
@@ -23,8 +31,18 @@ pub(crate) struct Args {
     dry_run: bool,
 }
 
+fn parse_age(text: &str) -> Result<NonZeroU64, String> {
+    NonZeroU64::new(parse_span(text)?).ok_or_else(|| "it has to be longer than nothing".to_owned())
+}
+
 pub(super) fn run(args: &Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
-    let done = daemon.client.clean_up(&BeginCleanup { emergency: args.emergency, dry_run: args.dry_run })?;
+    let asked = BeginCleanup {
+        layers: args.layers.clone(),
+        age_max_ms: args.older_than,
+        emergency: args.emergency,
+        dry_run: args.dry_run,
+    };
+    let done = daemon.client.clean_up(&asked)?;
     daemon.answer(&done, || shown(&done))
 }
 
