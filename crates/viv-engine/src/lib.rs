@@ -35,6 +35,7 @@
 
 mod adopt;
 mod agenda;
+mod aim;
 pub mod alert;
 mod audit;
 mod audit_store;
@@ -81,6 +82,7 @@ mod token;
 mod trace;
 mod watch;
 
+pub use aim::Aim;
 pub use alert::{Alert, AlertConfig, AlertState};
 pub use audit::{AuditItem, AuditOutcome, AuditReport};
 pub use breaker::{BreakerKind, BreakerStatus, destination};
