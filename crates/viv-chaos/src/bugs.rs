@@ -40,7 +40,8 @@ bugs! {
     ReplacedUnsealed: "acknowledged-work-stays";
     FailedSaveRunsOn: "saving-never-runs-on";
     PolicyReset: "policy-stays";
-    NoGenerationCheck: "old-handles-are-refused";
+    NoGenerationCheck: "old-handles-are-refused" "verbs-reach-what-they-name";
+    VerbUnaimed: "verbs-reach-what-they-name";
     MoveWithoutLine: "moves-have-causes";
     NoCompare: "version-counts";
     SupersededWrites: "owner-writes";

@@ -14,7 +14,7 @@ use viv_core::lifecycle::{Desired, EVIDENCE_MS_MAX, EntryKind, Finding, FreezeSt
 use viv_core::service::{Readiness, Restart, RestartPolicy, ServiceSpec};
 use viv_core::spec::{Hibernate, Policy, Project, SandboxSpec};
 use viv_core::{EndCause, Generation, SandboxId, SnapshotId, TaskId};
-use viv_engine::{CreateRequest, Engine, EngineError, Handle, KeyedBy, View, Which};
+use viv_engine::{Aim, CreateRequest, Engine, EngineError, Handle, KeyedBy, View, Which};
 use viv_provider::{DeadlineChange, FileWrite, InstanceRef, InstanceState, Provider, ResourceLimits};
 use viv_store::{ListQuery, Store};
 
@@ -23,7 +23,7 @@ use crate::faulty::Damage;
 use crate::invariants::{Found, holds};
 use crate::plan::{Deed, Trouble};
 use crate::rng::Rng;
-use crate::world::{TICK_MS, World, somebody};
+use crate::world::{TICK_MS, World, holder, somebody};
 
 /// Most sandboxes that a world has seen.
 const KNOWN_MAX: usize = 16;
@@ -184,32 +184,34 @@ impl World<'_> {
 
     /// A verb that answers with how the sandbox is then.
     pub(crate) async fn verb(&mut self, deed: Deed, id: SandboxId) -> Found {
-        let (engine, by) = (self.engine(), somebody());
+        let engine = self.engine();
         let waits = self.rng.chance(50);
         let ms = 1_000 + self.rng.below(60_000);
         let path = format!("/workspace/{}", self.step);
-        // Who writes may have held its handle for long, too.
+        // Who asks for something may have held its handle for long, too, and says so.
         let held = self.known.get(&id).and_then(|known| known.handle).filter(|_| self.rng.chance(50));
+        let by = held.map_or_else(somebody, |held| holder(held, deed, self.step));
         let asked = {
             let id = id.clone();
             async move {
+                let aim = || Aim::at(id.clone(), held);
                 let view = match deed {
                     Deed::Ensure => {
-                        let view = engine.ensure(&id, EntryKind::Ensure, by).await?;
+                        let view = engine.ensure(aim(), EntryKind::Ensure, by).await?;
                         if waits { engine.wait_ready(&id, Duration::from_secs(60)).await? } else { view }
                     }
-                    Deed::Thaw => engine.thaw(&id, by).await?,
-                    Deed::Freeze => engine.freeze(&id, by).await?,
-                    Deed::Hibernate => engine.hibernate(&id, by).await?,
-                    Deed::Stop => engine.stop(&id, by).await?,
-                    Deed::RetrySave => engine.retry_save(&id, by).await?,
-                    Deed::Discard => engine.discard(&id, by).await?,
-                    Deed::Delete => engine.delete(&id, by).await?,
-                    Deed::Reset => engine.reset(&id, by).await?,
+                    Deed::Thaw => engine.thaw(aim(), by).await?,
+                    Deed::Freeze => engine.freeze(aim(), by).await?,
+                    Deed::Hibernate => engine.hibernate(aim(), by).await?,
+                    Deed::Stop => engine.stop(aim(), by).await?,
+                    Deed::RetrySave => engine.retry_save(aim(), by).await?,
+                    Deed::Discard => engine.discard(aim(), by).await?,
+                    Deed::Delete => engine.delete(aim(), by).await?,
+                    Deed::Reset => engine.reset(aim(), by).await?,
                     Deed::Verify => engine.verify(&id).await?,
-                    Deed::KeepAwake => engine.keep_awake(&id, "model", ms, "it thinks", by).await?,
+                    Deed::KeepAwake => engine.keep_awake(aim(), "model", ms, "it thinks", by).await?,
                     Deed::Extend => {
-                        let handle = hold(&engine, &id, None).await?;
+                        let handle = hold(&engine, &id, held).await?;
                         engine.extend(&handle, DeadlineChange::AtLeastMs(600_000), &by).await?;
                         return Ok(Told::Done);
                     }
@@ -220,7 +222,7 @@ impl World<'_> {
                         return Ok(Told::Written(path, held, handle.generation()));
                     }
                     Deed::Limit => {
-                        let handle = hold(&engine, &id, None).await?;
+                        let handle = hold(&engine, &id, held).await?;
                         let change = ResourceLimits { memory_bytes: Some(ms << 20), ..ResourceLimits::default() };
                         engine.set_limits(&handle, &change, &by).await?;
                         return Ok(Told::Done);
@@ -489,7 +491,7 @@ impl World<'_> {
             Ok(Told::Done) if deed == Deed::KillService => self.did(deed),
             Ok(_) => {}
             Err(error) => {
-                if let Some(refusal) = refusal(error) {
+                if let Some(refusal) = refusal(deed, error) {
                     self.reached(refusal);
                 }
             }
@@ -550,7 +552,8 @@ impl World<'_> {
             (Deed::Delete, Ok(Told::View(view))) => {
                 self.known.entry(view.sandbox.id.clone()).or_default().ended = true;
             }
-            (Deed::Delete, Err(error)) => {
+            // Who names no generation is never refused.
+            (Deed::Delete, Err(error)) if !matches!(error, EngineError::StaleHandle { .. }) => {
                 let expected = matches!(error, EngineError::Store(_) | EngineError::ShuttingDown);
                 holds("delete-is-legal", expected, || format!("a delete of {name} was refused: {error}"))?;
             }
@@ -598,11 +601,12 @@ impl World<'_> {
 }
 
 /// What is worth to be told of a refusal, where worlds are to have it.
-fn refusal(error: &EngineError) -> Option<&'static str> {
+fn refusal(deed: Deed, error: &EngineError) -> Option<&'static str> {
     match error {
         EngineError::Quota { .. } => Some("refused: quota"),
         EngineError::NameTaken { .. } => Some("refused: name"),
         EngineError::Draining => Some("refused: drain"),
+        EngineError::StaleHandle { .. } if deed.is_written() => Some("refused: verb on another generation"),
         EngineError::StaleHandle { .. } => Some("refused: old handle"),
         EngineError::SnapshotDamaged { .. } => Some("refused: damaged snapshot"),
         EngineError::NotRunning { .. } => Some("refused: not running"),

@@ -375,7 +375,7 @@ impl Life {
     async fn fork(&mut self, id: &SandboxId) -> Result<SandboxId, String> {
         let request = ForkRequest {
             project: Project::default(),
-            from: ForkedFrom::Sandbox(id.clone()),
+            from: ForkedFrom::Sandbox(id.into()),
             count: 1,
             name: None,
             policy: None,

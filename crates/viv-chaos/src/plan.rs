@@ -157,6 +157,13 @@ impl Deed {
         )
     }
 
+    /// Whether it is a wish that is written into the record, and nothing that goes to the instance by a handle.
+    pub(crate) fn is_written(self) -> bool {
+        let wishes = Self::Ensure..=Self::Delete;
+        wishes.contains(&self)
+            || matches!(self, Self::KeepAwake | Self::Snapshot | Self::Rollback | Self::Fork | Self::Reset)
+    }
+
     /// Whether it is nobody's wish.
     pub fn is_fault(self) -> bool {
         self >= Self::Crash && self != Self::Mend

@@ -8,14 +8,14 @@ use viv_core::schedule::MissedRuns;
 use viv_core::snapshot::SnapshotState;
 use viv_core::spec::Project;
 use viv_core::{SandboxId, ScheduleId, SnapshotId};
-use viv_engine::{ForkRequest, ForkedFrom, NewSchedule, NewSnapshot, RollbackRequest};
+use viv_engine::{Aim, ForkRequest, ForkedFrom, NewSchedule, NewSnapshot, RollbackRequest};
 use viv_store::{ScheduleQuery, SnapshotQuery};
 
 use crate::at_once::at_once;
 use crate::clients::Told;
 use crate::invariants::Found;
 use crate::plan::{Deed, Trouble};
-use crate::world::{World, somebody};
+use crate::world::{World, holder, somebody};
 
 /// More than any world has.
 const MANY: usize = 10_000;
@@ -32,11 +32,15 @@ impl World<'_> {
 
     /// Something is asked for; what comes of it comes while other things happen.
     pub(crate) async fn snapshots(&mut self, deed: Deed, id: &SandboxId) -> Found {
-        let (engine, sandbox) = (self.engine(), id.clone());
+        let engine = self.engine();
+        // Every second one is asked for by who holds it, perhaps for long.
+        let held = self.known.get(id).and_then(|known| known.handle).filter(|_| self.step.is_multiple_of(2));
+        let by = held.map_or_else(somebody, |held| holder(held, deed, self.step));
+        let aim = Aim::at(id.clone(), held);
         match deed {
             Deed::Snapshot => {
-                let new = NewSnapshot { name: None, labels: BTreeMap::new(), by: somebody(), key: None };
-                let asked = async move { engine.make_snapshot(&sandbox, new).await.map(|_| Told::Done) };
+                let new = NewSnapshot { name: None, labels: BTreeMap::new(), by, key: None };
+                let asked = async move { engine.make_snapshot(aim, new).await.map(|_| Told::Done) };
                 self.ask(deed, Some(id), asked).await?;
                 // Somebody else does not know of it, and wants it gone.
                 if self.rng.chance(15) { self.verb(Deed::Delete, id.clone()).await } else { Ok(()) }
@@ -44,9 +48,9 @@ impl World<'_> {
             Deed::Rollback => {
                 let Some(snapshot) = self.some_snapshot().await else { return Ok(()) };
                 self.begins_with = Some(snapshot.clone());
-                let request = RollbackRequest { snapshot, discard: self.rng.chance(50), by: somebody() };
+                let request = RollbackRequest { snapshot, discard: self.rng.chance(50), by };
                 let asked = async move {
-                    let view = engine.rollback(&sandbox, request).await?;
+                    let view = engine.rollback(aim, request).await?;
                     Ok(Told::View(Box::new(view)))
                 };
                 self.ask(deed, Some(id), asked).await
@@ -60,7 +64,7 @@ impl World<'_> {
                         self.begins_with = Some(snapshot.clone());
                         ForkedFrom::Snapshot(snapshot)
                     }
-                    None => ForkedFrom::Sandbox(sandbox),
+                    None => ForkedFrom::Sandbox(aim),
                 };
                 // Every second one takes its memory along, where there is any.
                 self.asked += 1;
@@ -73,7 +77,7 @@ impl World<'_> {
                     policy: None,
                     labels: BTreeMap::new(),
                     memory,
-                    by: somebody(),
+                    by,
                     key: None,
                 };
                 let asked = async move {

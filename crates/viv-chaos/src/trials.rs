@@ -82,7 +82,7 @@ trials! {
 /// not far.
 pub const IN_WORLDS: &[(Gate, u64, &[&str])] = &[
     (Gate::ProbeBeforeUse, 2, &["probed-before-use"]),
-    (Gate::GenerationCheck, 1, &["old-handles-are-refused"]),
+    (Gate::GenerationCheck, 1, &["old-handles-are-refused", "verbs-reach-what-they-name"]),
     (Gate::EvidenceAges, 1, &["ready-is-shown-on-evidence"]),
     (Gate::PushedEnds, 6, &["ends-are-shown"]),
     (Gate::OrphanGrace, 25, &["strays-have-grace"]),

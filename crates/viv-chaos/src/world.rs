@@ -922,3 +922,17 @@ fn only_memory() -> CleanupConfig {
 pub(crate) fn somebody() -> Actor {
     Actor::part("somebody")
 }
+
+/// How somebody who names a generation calls itself: no two requests are of one name.
+const HOLDER: &str = "who holds generation";
+
+/// Somebody who asks for something in this generation alone.
+pub(crate) fn holder(held: Generation, deed: Deed, step: u64) -> Actor {
+    Actor::part(&format!("{HOLDER} {} and asks for {} at {step}", held.0, deed.word()))
+}
+
+/// The generation that this one named, if it named one.
+pub(crate) fn named_by(who: &Actor) -> Option<Generation> {
+    let (named, _) = who.who.strip_prefix(HOLDER)?.trim_start().split_once(' ')?;
+    named.parse().ok().map(Generation)
+}

@@ -466,7 +466,7 @@ fn l20_what_is_removed_of_the_gone_leaves_no_lease() {
         place.engine.wait_settled(&id, LONG).await.unwrap();
         let request = ForkRequest {
             project: Project::default(),
-            from: ForkedFrom::Sandbox(id.clone()),
+            from: ForkedFrom::Sandbox((&id).into()),
             count: 1,
             name: None,
             policy: None,
@@ -608,7 +608,7 @@ fn l1_a_fork_that_came_to_nothing_can_be_repeated_under_its_key() {
         let key = KeyedBy { key: "again".to_owned(), body_hash: [1; 32] };
         let request = ForkRequest {
             project: Project::default(),
-            from: ForkedFrom::Sandbox(id.clone()),
+            from: ForkedFrom::Sandbox((&id).into()),
             count: 2,
             name: None,
             policy: None,

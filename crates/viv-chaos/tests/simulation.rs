@@ -56,6 +56,7 @@ const REACHED: &[&str] = &[
     "refused: old handle",
     "refused: quota",
     "refused: snapshot in use",
+    "refused: verb on another generation",
     "restored with its memory",
     "resuming to failed (create_failed)",
     "resuming to hibernated (user_stop)",

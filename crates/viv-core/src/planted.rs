@@ -47,6 +47,7 @@ bugs! {
     FailedSaveRunsOn = "a save that failed lets the sandbox run on",
     PolicyReset = "a resume sets the policy back to its default",
     NoGenerationCheck = "a handle of another generation is taken",
+    VerbUnaimed = "a verb that names a generation is carried out on another one",
     MoveWithoutLine = "a transition is recorded without its line in the journal",
     NoCompare = "a record is written over one that was changed meanwhile",
     SupersededWrites = "a daemon that lost the store still writes to it",

@@ -12,6 +12,7 @@ use viv_core::planted::{Planted, is_planted};
 use viv_provider::{Capability, Provider};
 use viv_store::{Change, Epoch, Lease, Quota, Store, StoreError};
 
+use crate::aim::Aim;
 use crate::alert::Alerts;
 use crate::breaker::{Breaker, BreakerStatus, Outside};
 use crate::cleanup::Cleanups;
@@ -330,9 +331,9 @@ impl Inner {
     }
 
     /// What somebody asks for. Who finds it locked by somebody else is told by whom, and nothing is recorded (L15).
-    pub(crate) async fn ask(self: &Arc<Self>, sandbox: &SandboxId, event: &Event) -> Result<Applied, EngineError> {
-        self.check_locks(sandbox).await?;
-        self.apply(sandbox, event).await
+    pub(crate) async fn ask(self: &Arc<Self>, aim: &Aim, event: &Event) -> Result<Applied, EngineError> {
+        self.check_locks(aim.sandbox()).await?;
+        self.apply_to(aim, event).await
     }
 
     /// Refuses what would cross somebody else's work. A lease that has lapsed stands in nobody's way.
@@ -350,10 +351,16 @@ impl Inner {
         Ok(())
     }
 
-    /// The one way by which a record changes: load, step, compare-and-set with the journal's line, tell who waits.
+    /// What happened to a sandbox, in whichever generation: events that are about one say so themselves.
     pub(crate) async fn apply(self: &Arc<Self>, sandbox: &SandboxId, event: &Event) -> Result<Applied, EngineError> {
+        self.apply_to(&Aim::from(sandbox), event).await
+    }
+
+    /// The one way by which a record changes: load, step, compare-and-set with the journal's line, tell who waits.
+    async fn apply_to(self: &Arc<Self>, aim: &Aim, event: &Event) -> Result<Applied, EngineError> {
         for _ in 0..RACES_MAX {
-            let before = self.load(sandbox).await?;
+            let before = self.load(aim.sandbox()).await?;
+            self.check_aim(aim, &before)?;
             let now = self.now();
             let Accepted { next, happened } = match step(&before, event, now.moment()) {
                 Stepped::Accepted(accepted) => *accepted,
@@ -381,27 +388,29 @@ impl Inner {
                 Err(other) => return Err(other),
             }
         }
-        Err(too_fast(sandbox))
+        Err(too_fast(aim.sandbox()))
     }
 
     /// A change of the record that is no step: labels, leases. The closure is asked again after a race; `None` is none.
     pub(crate) async fn amend(
         self: &Arc<Self>,
-        sandbox: &SandboxId,
+        aim: impl Into<Aim>,
         change: impl FnMut(&mut Sandbox) -> Option<viv_store::NewLine>,
     ) -> Result<Sandbox, EngineError> {
-        self.amend_within(sandbox, |_| None, change).await
+        self.amend_within(aim, |_| None, change).await
     }
 
     /// The same for what may be too much: it is counted in the transaction (L18).
     pub(crate) async fn amend_within(
         self: &Arc<Self>,
-        sandbox: &SandboxId,
+        aim: impl Into<Aim>,
         quota: impl Fn(&Sandbox) -> Option<Quota>,
         mut change: impl FnMut(&mut Sandbox) -> Option<viv_store::NewLine>,
     ) -> Result<Sandbox, EngineError> {
+        let aim = aim.into();
         for _ in 0..RACES_MAX {
-            let mut next = self.load(sandbox).await?;
+            let mut next = self.load(aim.sandbox()).await?;
+            self.check_aim(&aim, &next)?;
             let Some(line) = change(&mut next) else { return Ok(next) };
             next.version += 1;
             let quota = quota(&next);
@@ -411,7 +420,7 @@ impl Inner {
                 Err(other) => return Err(other),
             }
         }
-        Err(too_fast(sandbox))
+        Err(too_fast(aim.sandbox()))
     }
 
     /// Whether a gate is on for this one. Of what nobody knows, it is off only when it is off for everybody.

@@ -36,6 +36,7 @@
 
 mod adopt;
 mod agenda;
+mod aim;
 pub mod alert;
 mod audit;
 mod audit_store;
@@ -83,6 +84,7 @@ mod token;
 mod trace;
 mod watch;
 
+pub use aim::Aim;
 pub use alert::{Alert, AlertConfig, AlertState};
 pub use audit::{AuditItem, AuditOutcome, AuditReport};
 pub use breaker::{BreakerKind, BreakerStatus, destination};

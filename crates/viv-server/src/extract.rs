@@ -11,7 +11,7 @@ use viv_api::error::{ApiError, ErrorCode};
 use viv_core::lifecycle::Sandbox;
 use viv_core::spec::Project;
 use viv_core::{Generation, SandboxId};
-use viv_engine::{EngineError, Gate, Which};
+use viv_engine::{Aim, EngineError, Gate, Which};
 
 use crate::auth::Caller;
 use crate::body::whole;
@@ -239,21 +239,28 @@ impl Target {
         Ok(found.ok_or(EngineError::NotFound { which })?)
     }
 
-    /// The record, of the generation that is meant.
+    /// The record, of the generation that is meant: to be looked at. What is to be done about it takes an aim.
     pub(crate) async fn record(&self, state: &ServerState, query: Option<GenerationNumber>) -> Answer<Sandbox> {
+        self.aimed(state, query).await.map(|(record, _)| record)
+    }
+
+    /// The record as it is now, and what a verb about it is aimed at. Another generation may be there when the verb is
+    /// carried out, so the one that was named goes with it, and is compared once more where it is (T5).
+    pub(crate) async fn aimed(&self, state: &ServerState, query: Option<GenerationNumber>) -> Answer<(Sandbox, Aim)> {
         let generation = self.generation(state, query).await?;
         let record = self.find(state).await?;
         check_generation(state, &record, generation)?;
-        Ok(record)
+        let aim = Aim::at(record.id.clone(), generation);
+        Ok((record, aim))
     }
 
-    /// The id of a sandbox that is not over, of the generation that is meant.
-    pub(crate) async fn living(&self, state: &ServerState, query: Option<GenerationNumber>) -> Answer<SandboxId> {
-        let record = self.record(state, query).await?;
+    /// The same of a sandbox that is not over.
+    pub(crate) async fn living(&self, state: &ServerState, query: Option<GenerationNumber>) -> Answer<Aim> {
+        let (record, aim) = self.aimed(state, query).await?;
         if record.deleted || record.is_over() {
             return Err(gone(&record.id, &record.cause));
         }
-        Ok(record.id)
+        Ok(aim)
     }
 }
 

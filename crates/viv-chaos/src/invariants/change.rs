@@ -1,6 +1,6 @@
 //! What must hold of everything that is written.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use viv_core::execution::{Execution, Stage};
 use viv_core::lifecycle::{Actor, Cause, Desired, Finding, Memory, Phase, PhaseName, Sandbox};
@@ -12,6 +12,7 @@ use viv_store::{Epoch, Lease, LeaseKind, NewLine};
 
 use super::{Found, holds, task};
 use crate::store::Recorded;
+use crate::world::{named_by, somebody};
 
 /// Findings before an instance is given up, and the time that they span (T7).
 const FINDINGS_MIN: u32 = 3;
@@ -29,6 +30,8 @@ pub(crate) struct Changes {
     token_max: Option<FencingToken>,
     over: BTreeSet<SandboxId>,
     runs: BTreeMap<ScheduleId, BTreeSet<ExecutionId>>,
+    /// Who named a generation, and had a line since.
+    holders: HashSet<Actor>,
 }
 
 /// A record as it was and is.
@@ -87,7 +90,20 @@ impl Changes {
         step.is_given_up(self.clocks_agree)?;
         step.idles(self.clocks_agree)?;
         step.keeps()?;
-        step.goes_back()
+        step.goes_back()?;
+        self.is_aimed(&step)
+    }
+
+    /// The first line of who names a generation is that of what it asked for; what follows from that may be of later ones.
+    fn is_aimed(&mut self, step: &Step<'_>) -> Found {
+        for line in step.lines {
+            let Some(named) = named_by(&line.by) else { continue };
+            let first = self.holders.insert(line.by.clone());
+            holds("verbs-reach-what-they-name", !first || step.before.generation == named, || {
+                format!("{}: {} of {} changed {}", step.after.id, line.kind, line.by, step.before.generation)
+            })?;
+        }
+        Ok(())
     }
 
     fn becomes_ready(&self, step: &Step<'_>) -> Found {
@@ -324,8 +340,8 @@ impl Step<'_> {
     fn is_held(&self) -> Found {
         let (before, after, id) = (self.before, self.after, &self.after.id);
         // A task that begins is somebody's will too.
-        let explicit = |line: &NewLine| line.by == crate::world::somebody() || line.by.to_string().starts_with("task:");
-        let by_user = self.lines.iter().any(explicit);
+        let is_user = |by: &Actor| *by == somebody() || named_by(by).is_some() || by.to_string().starts_with("task:");
+        let by_user = self.lines.iter().any(|line| is_user(&line.by));
         holds("held-until-asked", !before.held || after.held || by_user, || {
             format!("{id} was stopped by a user, and is let go by {:?}", self.lines)
         })?;

@@ -158,6 +158,7 @@ invariants! {
     "ready-is-shown-on-evidence" "T3" Answer "ready is shown only on checks that were well within 30 s";
     "ends-are-shown" "T3" Answer "what has ended is not shown as ready a second later (worlds without faults)";
     "old-handles-are-refused" "T5" Answer "a handle of one generation is never given another";
+    "verbs-reach-what-they-name" "T5" Change "a verb that names a generation changes that one, or nothing";
     "shown-generations-stay" "T5" Answer "a generation that was shown is never undone";
     "stop-is-taken" "L8" Answer "after an acknowledged stop it is not wanted to run";
     "ephemeral-is-not-saved" "L2" Answer "what is not persistent is not saved by hibernating";

@@ -15,8 +15,9 @@ use viv_store::{Epoch, Lease, LeaseKind, NewLine};
 
 use super::change::as_lost_for;
 use super::{Changes, INVARIANTS, When};
+use crate::plan::Deed;
 use crate::store::{Recorded, is_an_end};
-use crate::world::somebody;
+use crate::world::{holder, somebody};
 
 pub(super) const NOW_MS: u64 = 1_000_000;
 
@@ -224,6 +225,10 @@ fn broken() -> Vec<(&'static str, Vec<Recorded>)> {
             })],
         ),
         ("moves-have-causes", vec![silent]),
+        (
+            "verbs-reach-what-they-name",
+            vec![change(ready(), Cause::Requested, holder(Generation(9), Deed::Stop, 1), |next| next.operations += 1)],
+        ),
         (
             "absence-before-rest",
             vec![by_engine(ready(), Cause::Saved, |next| {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use viv_core::SandboxId;
 use viv_core::lifecycle::{Actor, KeepAwake};
 
+use crate::aim::Aim;
 use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
 use crate::journal;
@@ -25,16 +26,22 @@ impl Inner {
 
 impl Engine {
     /// Somebody says that it is in use.
-    pub async fn activity(&self, sandbox: &SandboxId) -> Result<View, EngineError> {
-        self.inner.load(sandbox).await?;
-        self.inner.active(sandbox).await?;
-        Ok(self.inner.view(self.inner.load(sandbox).await?))
+    ///
+    /// That is written beside the record and is no change of it, so another generation may be there when it is written.
+    /// It is refused then all the same; all that comes of it is that the new one idles that much later.
+    pub async fn activity(&self, aim: impl Into<Aim>) -> Result<View, EngineError> {
+        let (inner, aim) = (&self.inner, aim.into());
+        inner.check_aim(&aim, &inner.load(aim.sandbox()).await?)?;
+        inner.active(aim.sandbox()).await?;
+        let record = inner.load(aim.sandbox()).await?;
+        inner.check_aim(&aim, &record)?;
+        Ok(inner.view(record))
     }
 
     /// Keeps a sandbox from idling for a while; a lease with the same name is renewed.
     pub async fn keep_awake(
         &self,
-        sandbox: &SandboxId,
+        aim: impl Into<Aim>,
         lease: &str,
         ttl_ms: u64,
         reason: &str,
@@ -50,7 +57,7 @@ impl Engine {
         let mut full = false;
         let record = self
             .inner
-            .amend(sandbox, |record| {
+            .amend(aim, |record| {
                 record.keep_awake.retain(|_, held| held.until_ms > now_ms);
                 full = record.keep_awake.len() >= AWAKE_MAX && !record.keep_awake.contains_key(lease);
                 if full || record.is_over() {
@@ -76,11 +83,11 @@ impl Engine {
     }
 
     /// Ends a lease; one that is not there is ended already.
-    pub async fn let_sleep(&self, sandbox: &SandboxId, lease: &str, by: Actor) -> Result<View, EngineError> {
+    pub async fn let_sleep(&self, aim: impl Into<Aim>, lease: &str, by: Actor) -> Result<View, EngineError> {
         let now_ms = self.inner.clock.now_ms();
         let record = self
             .inner
-            .amend(sandbox, |record| {
+            .amend(aim, |record| {
                 record.keep_awake.remove(lease)?;
                 let data = serde_json::json!({ "lease": lease });
                 Some(journal::noted(record, "sandbox.let_sleep", by.clone(), now_ms, data))

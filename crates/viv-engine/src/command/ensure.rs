@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use viv_core::SandboxId;
 use viv_core::lifecycle::{Actor, EntryKind, Event, Phase, Status};
 
+use crate::aim::Aim;
 use crate::engine::{Applied, Engine, Inner};
 use crate::error::EngineError;
 use crate::gate::Gate;
@@ -12,10 +12,11 @@ use crate::read::View;
 
 impl Engine {
     /// Records that somebody wants it to run, and answers at once: see [`Engine::wait_ready`].
-    pub async fn ensure(&self, sandbox: &SandboxId, kind: EntryKind, by: Actor) -> Result<View, EngineError> {
-        let inner = &self.inner;
+    pub async fn ensure(&self, aim: impl Into<Aim>, kind: EntryKind, by: Actor) -> Result<View, EngineError> {
+        let (inner, aim) = (&self.inner, aim.into());
+        let sandbox = aim.sandbox();
         let entering = inner.begin_entry()?;
-        let record = inner.enter(sandbox, kind, by).await?.sandbox();
+        let record = inner.enter(&aim, kind, by).await?.sandbox();
         drop(entering);
         inner.reached("ensure.committed");
         inner.active(&record.id).await?;
@@ -37,18 +38,14 @@ impl Engine {
 
 impl Inner {
     /// An entry. What is lost is looked for first: who was silent may be there, and then it is kept (T7).
-    pub(crate) async fn enter(
-        self: &Arc<Self>,
-        sandbox: &SandboxId,
-        kind: EntryKind,
-        by: Actor,
-    ) -> Result<Applied, EngineError> {
+    pub(crate) async fn enter(self: &Arc<Self>, aim: &Aim, kind: EntryKind, by: Actor) -> Result<Applied, EngineError> {
+        let sandbox = aim.sandbox();
         let stops = self.knowledge.stops(sandbox);
         self.look_for_lost(sandbox).await?;
         // Looking takes its time: a stop that came meanwhile is the later word (L8).
         if self.knowledge.stops(sandbox) != stops {
             return Err(EngineError::Held { sandbox: sandbox.clone() });
         }
-        self.ask(sandbox, &Event::Enter { kind, by }).await
+        self.ask(aim, &Event::Enter { kind, by }).await
     }
 }

@@ -5,6 +5,7 @@ use viv_core::spec::Project;
 use viv_core::{Generation, SandboxId};
 use viv_provider::{ProviderError, ResourceLimits};
 
+use crate::aim::Aim;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::handle::{Handle, not_running};
@@ -23,7 +24,7 @@ impl Engine {
     ) -> Result<ResourceLimits, EngineError> {
         let sandbox = self.found(project, which, generation).await?;
         if rests(&sandbox) {
-            return self.limit_resting(&sandbox.id, change, by).await;
+            return self.limit_resting(&Aim::at(sandbox.id, generation), change, by).await;
         }
         if !has_instance(&sandbox) {
             return Err(not_running(&sandbox));
@@ -35,7 +36,7 @@ impl Engine {
     /// when it goes on.
     async fn limit_resting(
         &self,
-        id: &SandboxId,
+        aim: &Aim,
         change: &ResourceLimits,
         by: &Actor,
     ) -> Result<ResourceLimits, EngineError> {
@@ -45,9 +46,9 @@ impl Engine {
             let why = declared.missing.get(&capability).cloned().unwrap_or_default();
             return Err(EngineError::Provider(ProviderError::Unsupported { capability, why }));
         }
-        let holds_bytes = self.holds_bytes(id).await?;
+        let holds_bytes = self.holds_bytes(aim.sandbox()).await?;
         let mut refused = None;
-        let changed = inner.amend(id, |record| {
+        let changed = inner.amend(aim.clone(), |record| {
             let limits = change.or(&record.spec.limits);
             // It goes on, or is over, since it was looked at.
             refused = if rests(record) { unfit(&limits, holds_bytes).err() } else { Some(not_running(record)) };
@@ -83,7 +84,7 @@ impl Engine {
         let (sandbox, mutation) = (handle.sandbox(), handle.mutation().await?);
         let mut before = ResourceLimits::default();
         let recorded = inner.amend_within(
-            sandbox,
+            handle,
             |record| inner.quota(record),
             |record| {
                 // It was ended since the handle was given, and nothing happens to it any more (L9).

@@ -11,6 +11,7 @@ use viv_provider::ProviderError;
 use viv_store::ScheduleQuery;
 
 use super::{STORE_PAUSE, actor, line};
+use crate::aim::Aim;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::handle::Handle;
@@ -115,7 +116,7 @@ impl Engine {
         // What was begun before a drain is seen to its end; nothing else begins (L21).
         match inner.begin_entry() {
             Ok(_entering) => {
-                match inner.enter(id, EntryKind::Schedule, actor(&schedule.id)).await {
+                match inner.enter(&Aim::from(id), EntryKind::Schedule, actor(&schedule.id)).await {
                     Ok(entered) => {
                         // The entry itself counts as activity (L4): from then on it is somebody else's.
                         let at_ms = entered.sandbox().entry.map_or(0, |entry| entry.at_ms);

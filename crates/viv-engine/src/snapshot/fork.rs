@@ -12,6 +12,7 @@ use viv_store::{Change, Idempotency, StoreError};
 
 use super::make::NewSnapshot;
 use super::repeat::{Made, first, making};
+use crate::aim::Aim;
 use crate::command::KeyedBy;
 use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
@@ -22,7 +23,7 @@ use crate::read::View;
 #[derive(Debug, Clone)]
 pub enum ForkedFrom {
     /// What this sandbox is now.
-    Sandbox(SandboxId),
+    Sandbox(Aim),
     /// This snapshot.
     Snapshot(SnapshotId),
 }
@@ -75,7 +76,12 @@ impl Engine {
             return inner.forked_again(before).await;
         }
         let source = match &request.from {
-            ForkedFrom::Sandbox(sandbox) => Some(inner.load(sandbox).await?),
+            ForkedFrom::Sandbox(aim) => {
+                let source = inner.load(aim.sandbox()).await?;
+                // What is saved of it is that generation's, whatever comes after it.
+                inner.check_aim(aim, &source)?;
+                Some(source)
+            }
             ForkedFrom::Snapshot(snapshot) => {
                 let row = inner.good_snapshot(&request.project, snapshot).await?;
                 match &row.sandbox {
@@ -99,10 +105,10 @@ impl Engine {
         let snapshot = saved.unwrap_or_else(|| SnapshotId::from_bytes((inner.draw)()));
         let keyed = making(keyed, &Made { snapshot: snapshot.clone(), sandboxes: ids.clone() });
         let begun = match &request.from {
-            ForkedFrom::Sandbox(sandbox) if !is_saved => {
+            ForkedFrom::Sandbox(aim) if !is_saved => {
                 let new = NewSnapshot { name: None, labels: BTreeMap::new(), by: request.by.clone(), key: None };
                 let kind = SnapshotKind::Fork;
-                inner.begin_live(sandbox, &snapshot, kind, &new, Some(plan), keyed.as_ref()).await.map(drop)
+                inner.begin_live(aim, &snapshot, kind, &new, Some(plan), keyed.as_ref()).await.map(drop)
             }
             ForkedFrom::Sandbox(_) | ForkedFrom::Snapshot(_) => {
                 inner.fork_saved(&snapshot, &plan, keyed.as_ref()).await

@@ -15,6 +15,7 @@ use viv_store::{Change, Idempotency, StoreError};
 
 use super::repeat::{Made, first, making};
 use super::{line, seen_when_saved};
+use crate::aim::Aim;
 use crate::command::KeyedBy;
 use crate::engine::{Engine, Inner, RACES_MAX};
 use crate::error::EngineError;
@@ -52,13 +53,13 @@ impl Engine {
     /// what is saved already is that snapshot, which is kept from now on.
     ///
     /// It is made also when whoever asks goes away: the row that says so is durable first.
-    pub async fn make_snapshot(&self, sandbox: &SandboxId, new: NewSnapshot) -> Result<SnapshotMade, EngineError> {
-        let inner = &self.inner;
+    pub async fn make_snapshot(&self, aim: impl Into<Aim>, new: NewSnapshot) -> Result<SnapshotMade, EngineError> {
+        let (inner, aim) = (&self.inner, aim.into());
         if inner.is_ending() {
             return Err(EngineError::ShuttingDown);
         }
         check_pairs("labels", &new.labels)?;
-        let record = inner.load(sandbox).await?;
+        let record = inner.load(aim.sandbox()).await?;
         // What is saved already is that snapshot.
         let saved = if let Phase::Hibernated { snapshot } = record.phase { Some(snapshot) } else { None };
         let id = saved.clone().unwrap_or_else(|| SnapshotId::from_bytes((inner.draw)()));
@@ -67,15 +68,15 @@ impl Engine {
             return inner.made_again(&before).await;
         }
         let keyed = making(keyed, &Made { snapshot: id.clone(), sandboxes: Vec::new() });
-        let rows = inner.rows_of(sandbox).await?;
+        let rows = inner.rows_of(aim.sandbox()).await?;
         let asked_for = rows.iter().filter(|row| row.kind == SnapshotKind::Manual).count();
         if asked_for >= SNAPSHOTS_MAX {
             let (used, max) = (asked_for as u64, SNAPSHOTS_MAX as u64);
             return Err(EngineError::Quota { limit: "snapshots of a sandbox", used, max });
         }
         let made = match saved {
-            Some(saved) => inner.keep_saved(sandbox, &saved, &new, keyed.as_ref()).await,
-            None => inner.begin_live(sandbox, &id, SnapshotKind::Manual, &new, None, keyed.as_ref()).await,
+            Some(saved) => inner.keep_saved(&aim, &saved, &new, keyed.as_ref()).await,
+            None => inner.begin_live(&aim, &id, SnapshotKind::Manual, &new, None, keyed.as_ref()).await,
         };
         match first(made, keyed.as_ref())? {
             Ok(row) => {
@@ -99,7 +100,7 @@ impl Inner {
     /// Records that a snapshot of what runs is wanted, makes it, and answers when it is there.
     pub(super) async fn begin_live(
         self: &Arc<Self>,
-        sandbox: &SandboxId,
+        aim: &Aim,
         id: &SnapshotId,
         kind: SnapshotKind,
         new: &NewSnapshot,
@@ -108,7 +109,7 @@ impl Inner {
     ) -> Result<Snapshot, EngineError> {
         let now_ms = self.clock.now_ms();
         let row = self
-            .write_row(sandbox, keyed, |record| {
+            .write_row(aim, keyed, |record| {
                 need_alive(record)?;
                 let row = Snapshot {
                     id: id.clone(),
@@ -144,14 +145,14 @@ impl Inner {
     /// What was saved by hibernating is kept from now on: it is what was asked for, and nothing is copied.
     async fn keep_saved(
         self: &Arc<Self>,
-        sandbox: &SandboxId,
+        aim: &Aim,
         saved: &SnapshotId,
         new: &NewSnapshot,
         keyed: Option<&Idempotency>,
     ) -> Result<Snapshot, EngineError> {
         let known = self.store.snapshot(saved).await?;
         let now_ms = self.clock.now_ms();
-        self.write_row(sandbox, keyed, |record| {
+        self.write_row(aim, keyed, |record| {
             if record.phase != (Phase::Hibernated { snapshot: saved.clone() }) {
                 return Err(not_now(record));
             }

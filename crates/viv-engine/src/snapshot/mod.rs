@@ -34,6 +34,7 @@ use viv_store::{Change, Idempotency, NewLine, SnapshotQuery, StoreError};
 pub use fork::{ForkRequest, Forked, ForkedFrom};
 pub use make::{NewSnapshot, SnapshotMade};
 
+use crate::aim::Aim;
 use crate::engine::{Inner, RACES_MAX};
 use crate::error::EngineError;
 use crate::token::Hold;
@@ -225,12 +226,13 @@ impl Inner {
     /// closure is asked again after a race.
     async fn write_row(
         self: &Arc<Self>,
-        sandbox: &SandboxId,
+        aim: &Aim,
         keyed: Option<&Idempotency>,
         mut make: impl FnMut(&Sandbox) -> Result<(Snapshot, NewLine), EngineError>,
     ) -> Result<Snapshot, EngineError> {
         for _ in 0..RACES_MAX {
-            let mut next = self.load(sandbox).await?;
+            let mut next = self.load(aim.sandbox()).await?;
+            self.check_aim(aim, &next)?;
             let (row, line) = make(&next)?;
             next.version += 1;
             let change = Change {
@@ -248,7 +250,7 @@ impl Inner {
             }
         }
         Err(EngineError::Store(StoreError::Unavailable {
-            what: format!("{sandbox} changes faster than it can be read"),
+            what: format!("{} changes faster than it can be read", aim.sandbox()),
         }))
     }
 

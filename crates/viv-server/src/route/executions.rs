@@ -17,7 +17,7 @@ use viv_core::exec::{ExecSpec, ExecState, ExecStatus};
 use viv_core::execution::Execution as Row;
 use viv_core::lifecycle::{EntryKind, Memory, Phase, Sandbox};
 use viv_core::{ExecutionId, Generation, SandboxId};
-use viv_engine::{EngineError, Handle, QueueRequest, Which};
+use viv_engine::{Aim, EngineError, Handle, QueueRequest, Which};
 use viv_provider::ProviderError;
 use viv_store::{EXECUTIONS_KEPT_MAX, ExecutionQuery};
 
@@ -146,7 +146,7 @@ async fn begin(
     let handle = match state.engine().work_in(&target.project, &target.which, generation).await {
         // Only who says so wakes it (L4). It is another generation then, unless it was frozen.
         Err(EngineError::NotRunning { sandbox, .. }) if body.wake => {
-            wake(state, target, &sandbox).await?;
+            wake(state, target, Aim::at(sandbox.clone(), generation)).await?;
             state.engine().wait_ready(&sandbox, READY_WAIT.min(state.bounds().wait_max)).await?;
             state.engine().work_in(&target.project, &Which::Id(sandbox), None).await?
         }
@@ -192,7 +192,7 @@ async fn queue(
     wait_ms: u64,
 ) -> Answer<Execution> {
     let generation = target.generation(state, named).await?;
-    let sandbox = target.living(state, named).await?;
+    let sandbox = target.living(state, named).await?.sandbox().clone();
     let id = match key {
         Some(key) => id_for(&sandbox, Generation(0), key),
         None => state.engine().new_execution(),
@@ -206,7 +206,7 @@ async fn queue(
     let row = match queued.await? {
         // Only who says so wakes it (L4).
         Err(EngineError::NotRunning { sandbox, .. }) if body.wake => {
-            wake(state, target, &sandbox).await?;
+            wake(state, target, Aim::at(sandbox.clone(), generation)).await?;
             let (engine, project) = (state.engine().clone(), target.project.clone());
             let request = QueueRequest { generation: None, ..request };
             regardless(async move { engine.queue_execution(&project, &Which::Id(sandbox), request).await }).await?
@@ -219,9 +219,9 @@ async fn queue(
     Ok(show::recorded(state, &row))
 }
 
-async fn wake(state: &ServerState, target: &Target, sandbox: &SandboxId) -> Answer<()> {
-    let (engine, by, id) = (state.engine().clone(), target.caller.actor(), sandbox.clone());
-    regardless(async move { engine.ensure(&id, EntryKind::Ensure, by).await }).await.map(drop)
+async fn wake(state: &ServerState, target: &Target, aim: Aim) -> Answer<()> {
+    let (engine, by) = (state.engine().clone(), target.caller.actor());
+    regardless(async move { engine.ensure(aim, EntryKind::Ensure, by).await }).await.map(drop)
 }
 
 /// What ran in an instance that is gone, by the row or by the record (X5).

@@ -75,9 +75,9 @@ async fn ensure(
     Query(query): Query<OfGeneration>,
     MaybeJson(body): MaybeJson<EnsureSandbox>,
 ) -> Answer {
-    let id = target.living(&state, query.generation).await?;
-    let (engine, by, of) = (state.engine().clone(), target.caller.actor(), id.clone());
-    let view = regardless(async move { engine.ensure(&of, EntryKind::Ensure, by).await }).await?;
+    let aim = target.living(&state, query.generation).await?;
+    let (engine, by, id) = (state.engine().clone(), target.caller.actor(), aim.sandbox().clone());
+    let view = regardless(async move { engine.ensure(aim, EntryKind::Ensure, by).await }).await?;
     let how_long = wait(&state, body.wait_ms, READY_WAIT);
     let view = if how_long.is_zero() { view } else { state.engine().wait_ready(&id, how_long).await? };
     let status = if view.sandbox.phase == Phase::Ready { StatusCode::OK } else { StatusCode::ACCEPTED };
@@ -90,16 +90,16 @@ async fn stop(
     Query(query): Query<OfGeneration>,
     MaybeJson(body): MaybeJson<StopSandbox>,
 ) -> Answer {
-    let record = target.record(&state, query.generation).await?;
+    let (record, aim) = target.aimed(&state, query.generation).await?;
     if record.deleted {
         return Err(crate::refusal::gone(&record.id, &record.cause));
     }
-    let (engine, by, id) = (state.engine().clone(), target.caller.actor(), record.id);
+    let (engine, by) = (state.engine().clone(), target.caller.actor());
     let view = regardless(async move {
         match body.failed_save {
-            None => engine.stop(&id, by).await,
-            Some(FailedSave::Retry) => engine.retry_save(&id, by).await,
-            Some(FailedSave::Discard) => engine.discard(&id, by).await,
+            None => engine.stop(aim, by).await,
+            Some(FailedSave::Retry) => engine.retry_save(aim, by).await,
+            Some(FailedSave::Discard) => engine.discard(aim, by).await,
         }
     });
     let view = view.await?;
@@ -140,8 +140,8 @@ async fn activity(
     Query(query): Query<OfGeneration>,
     MaybeJson(_): MaybeJson<ReportActivity>,
 ) -> Answer {
-    let id = target.living(&state, query.generation).await?;
-    let view = state.engine().activity(&id).await?;
+    let aim = target.living(&state, query.generation).await?;
+    let view = state.engine().activity(aim).await?;
     Ok(show::ok(&Activity { last_activity_at_ms: view.sandbox.active_at_ms }))
 }
 
@@ -153,11 +153,11 @@ async fn keep_awake(
     Json(body): Json<TakeKeepAwake>,
 ) -> Answer {
     let lease: LeaseName = params.get("lease")?;
-    let id = target.living(&state, query.generation).await?;
+    let aim = target.living(&state, query.generation).await?;
     let (engine, by, name) = (state.engine().clone(), target.caller.actor(), lease.to_string());
     let view = regardless(async move {
         let reason = body.reason.as_ref().map_or("", |reason| reason.as_str());
-        engine.keep_awake(&id, &name, body.ttl_ms.get(), reason, by).await
+        engine.keep_awake(aim, &name, body.ttl_ms.get(), reason, by).await
     });
     let record = view.await?.sandbox;
     let taken = record.keep_awake.get(lease.as_str()).and_then(|held| show::keep_awake(lease.as_str(), held));
@@ -171,8 +171,8 @@ async fn let_sleep(
     Query(query): Query<OfGeneration>,
 ) -> Answer {
     let lease: LeaseName = params.get("lease")?;
-    let id = target.living(&state, query.generation).await?;
+    let aim = target.living(&state, query.generation).await?;
     let (engine, by) = (state.engine().clone(), target.caller.actor());
-    regardless(async move { engine.let_sleep(&id, lease.as_str(), by).await }).await?;
+    regardless(async move { engine.let_sleep(aim, lease.as_str(), by).await }).await?;
     Ok(show::nothing())
 }

@@ -131,8 +131,8 @@ async fn open(
         Err(error @ EngineError::NotRunning { .. }) => error,
         Err(error) => return Err(error.into()),
     };
-    let sandbox = target.living(state, None).await?;
-    let Some(row) = state.engine().execution_row(&sandbox, execution).await? else { return Err(refused.into()) };
+    let aim = target.living(state, None).await?;
+    let Some(row) = state.engine().execution_row(aim.sandbox(), execution).await? else { return Err(refused.into()) };
     if row.queued().is_some() {
         return Ok(Source::Queued(row));
     }

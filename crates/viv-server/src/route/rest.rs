@@ -44,9 +44,9 @@ async fn freeze(
     Query(query): Query<OfGeneration>,
     MaybeJson(body): MaybeJson<RestSandbox>,
 ) -> Answer {
-    let id = target.living(&state, query.generation).await?;
+    let aim = target.living(&state, query.generation).await?;
     let (engine, by) = (state.engine().clone(), target.caller.actor());
-    let view = regardless(async move { engine.freeze(&id, by).await }).await?;
+    let view = regardless(async move { engine.freeze(aim, by).await }).await?;
     ended(&state, view, wait(&state, body.wait_ms, END_WAIT)).await
 }
 
@@ -56,9 +56,9 @@ async fn thaw(
     Query(query): Query<OfGeneration>,
     MaybeJson(body): MaybeJson<RestSandbox>,
 ) -> Answer {
-    let id = target.living(&state, query.generation).await?;
-    let (engine, by, of) = (state.engine().clone(), target.caller.actor(), id.clone());
-    let view = regardless(async move { engine.thaw(&of, by).await }).await?;
+    let aim = target.living(&state, query.generation).await?;
+    let (engine, by, id) = (state.engine().clone(), target.caller.actor(), aim.sandbox().clone());
+    let view = regardless(async move { engine.thaw(aim, by).await }).await?;
     let how_long = wait(&state, body.wait_ms, READY_WAIT);
     let view = if how_long.is_zero() { view } else { state.engine().wait_ready(&id, how_long).await? };
     let status = if view.sandbox.phase == Phase::Ready { StatusCode::OK } else { StatusCode::ACCEPTED };
@@ -71,8 +71,8 @@ async fn hibernate(
     Query(query): Query<OfGeneration>,
     MaybeJson(body): MaybeJson<RestSandbox>,
 ) -> Answer {
-    let id = target.living(&state, query.generation).await?;
+    let aim = target.living(&state, query.generation).await?;
     let (engine, by) = (state.engine().clone(), target.caller.actor());
-    let view = regardless(async move { engine.hibernate(&id, by).await }).await?;
+    let view = regardless(async move { engine.hibernate(aim, by).await }).await?;
     ended(&state, view, wait(&state, body.wait_ms, END_WAIT)).await
 }

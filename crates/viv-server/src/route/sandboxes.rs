@@ -195,9 +195,9 @@ async fn running(state: &ServerState, target: &Target) -> Option<u64> {
 }
 
 async fn delete(State(state): State<ServerState>, target: Target, Query(query): Query<DeleteSandbox>) -> Answer {
-    let record = target.record(&state, query.generation).await?;
-    let (engine, by, id) = (state.engine().clone(), target.caller.actor(), record.id.clone());
-    let view = regardless(async move { engine.delete(&id, by).await }).await?;
+    let (_, aim) = target.aimed(&state, query.generation).await?;
+    let (engine, by) = (state.engine().clone(), target.caller.actor());
+    let view = regardless(async move { engine.delete(aim, by).await }).await?;
     ended(&state, view, wait(&state, query.wait_ms, END_WAIT)).await
 }
 

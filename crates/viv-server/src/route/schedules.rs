@@ -140,10 +140,10 @@ async fn create(
     Query(query): Query<OfGeneration>,
     Json(body): Json<CreateSchedule>,
 ) -> Answer {
-    let id = target.living(&state, query.generation).await?;
+    let aim = target.living(&state, query.generation).await?;
     let new = wanted(&body);
     let (engine, by) = (state.engine().clone(), target.caller.actor());
-    let made = regardless(async move { engine.create_schedule(&id, new, by).await }).await?;
+    let made = regardless(async move { engine.create_schedule(aim.sandbox(), new, by).await }).await?;
     Ok(show::json(StatusCode::CREATED, &shown(&made)))
 }
 

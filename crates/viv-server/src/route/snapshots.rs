@@ -131,12 +131,12 @@ async fn make(
     Repeatable(key): Repeatable,
     MaybeJson(body): MaybeJson<CreateSnapshot>,
 ) -> Answer {
-    let id = target.living(&state, query.generation).await?;
-    let key = keyed(key, id.as_str(), &body);
+    let aim = target.living(&state, query.generation).await?;
+    let key = keyed(key, aim.sandbox().as_str(), &body);
     let (name, labels) = (body.name.map(Into::into), body.labels.to_map());
     let new = NewSnapshot { name, labels, by: target.caller.actor(), key };
     let engine = state.engine().clone();
-    let made = regardless(async move { engine.make_snapshot(&id, new).await }).await?;
+    let made = regardless(async move { engine.make_snapshot(aim, new).await }).await?;
     let status = if made.fresh { StatusCode::CREATED } else { StatusCode::OK };
     Ok(show::json(status, &Snapshot::from(made.row)))
 }
@@ -190,11 +190,11 @@ async fn rollback(
     Query(query): Query<OfGeneration>,
     Json(body): Json<RollbackSandbox>,
 ) -> Answer {
-    let id = target.living(&state, query.generation).await?;
+    let aim = target.living(&state, query.generation).await?;
     let request =
         RollbackRequest { snapshot: (&body.snapshot).into(), discard: body.discard, by: target.caller.actor() };
     let engine = state.engine().clone();
-    let view = regardless(async move { engine.rollback(&id, request).await }).await?;
+    let view = regardless(async move { engine.rollback(aim, request).await }).await?;
     ready(&state, view, wait(&state, body.wait_ms, READY_WAIT)).await
 }
 
@@ -204,9 +204,9 @@ async fn reset(
     Query(query): Query<OfGeneration>,
     MaybeJson(body): MaybeJson<ResetSandbox>,
 ) -> Answer {
-    let id = target.living(&state, query.generation).await?;
+    let aim = target.living(&state, query.generation).await?;
     let (engine, by) = (state.engine().clone(), target.caller.actor());
-    let view = regardless(async move { engine.reset(&id, by).await }).await?;
+    let view = regardless(async move { engine.reset(aim, by).await }).await?;
     ready(&state, view, wait(&state, body.wait_ms, READY_WAIT)).await
 }
 
@@ -224,12 +224,12 @@ async fn fork_sandbox(
     Repeatable(key): Repeatable,
     MaybeJson(body): MaybeJson<Fork>,
 ) -> Answer {
-    let record = target.record(&state, query.generation).await?;
+    let (record, aim) = target.aimed(&state, query.generation).await?;
     if record.deleted || record.is_over() {
         return Err(crate::refusal::gone(&record.id, &record.cause));
     }
     let key = keyed(key, record.id.as_str(), &body);
-    Box::pin(fork(&state, &target.caller, record.project, ForkedFrom::Sandbox(record.id), body, key)).await
+    Box::pin(fork(&state, &target.caller, record.project, ForkedFrom::Sandbox(aim), body, key)).await
 }
 
 async fn fork_snapshot(
