@@ -190,7 +190,7 @@ impl World<'_> {
         let path = format!("/workspace/{}", self.step);
         // Who asks for something may have held its handle for long, too, and says so.
         let held = self.known.get(&id).and_then(|known| known.handle).filter(|_| self.rng.chance(50));
-        let by = held.map_or_else(somebody, |held| holder(held, deed, self.step));
+        let by = held.map_or_else(somebody, |held| holder(&id, held, deed, self.step));
         let asked = {
             let id = id.clone();
             async move {

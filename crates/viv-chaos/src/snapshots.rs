@@ -35,7 +35,7 @@ impl World<'_> {
         let engine = self.engine();
         // Every second one is asked for by who holds it, perhaps for long.
         let held = self.known.get(id).and_then(|known| known.handle).filter(|_| self.step.is_multiple_of(2));
-        let by = held.map_or_else(somebody, |held| holder(held, deed, self.step));
+        let by = held.map_or_else(somebody, |held| holder(id, held, deed, self.step));
         let aim = Aim::at(id.clone(), held);
         match deed {
             Deed::Snapshot => {

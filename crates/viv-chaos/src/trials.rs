@@ -92,7 +92,7 @@ pub const IN_WORLDS: &[(Gate, u64, &[&str])] = &[
     (Gate::FreshExpiry, 139, &["expiry-is-fetched"]),
     (Gate::ActivityFilter, 4, &["unused-goes-to-rest", "stopped-is-the-end"]),
     (Gate::EntryOnlyResume, 1, &["a-reconnect-joins", "old-handles-are-refused"]),
-    (Gate::ProviderTruth, 610, &["rest-is-real"]),
+    (Gate::ProviderTruth, 676, &["rest-is-real", "lost-is-not-there"]),
     (Gate::DurableStop, 10, &["stops-of-tasks-are-durable"]),
     (Gate::PushedCancellation, 3, &["stops-of-tasks-are-soon"]),
     (Gate::InactivityLimit, 387, &["silent-tasks-end"]),

@@ -926,13 +926,14 @@ pub(crate) fn somebody() -> Actor {
 /// How somebody who names a generation calls itself: no two requests are of one name.
 const HOLDER: &str = "who holds generation";
 
-/// Somebody who asks for something in this generation alone.
-pub(crate) fn holder(held: Generation, deed: Deed, step: u64) -> Actor {
-    Actor::part(&format!("{HOLDER} {} and asks for {} at {step}", held.0, deed.word()))
+/// Somebody who asks for something about this generation of a sandbox alone.
+pub(crate) fn holder(of: &SandboxId, held: Generation, deed: Deed, step: u64) -> Actor {
+    Actor::part(&format!("{HOLDER} {} of {of} and asks for {} at {step}", held.0, deed.word()))
 }
 
-/// The generation that this one named, if it named one.
-pub(crate) fn named_by(who: &Actor) -> Option<Generation> {
-    let (named, _) = who.who.strip_prefix(HOLDER)?.trim_start().split_once(' ')?;
-    named.parse().ok().map(Generation)
+/// What this one named, if it named something: of others that are made for it, it names nothing.
+pub(crate) fn named_by(who: &Actor) -> Option<(SandboxId, Generation)> {
+    let mut words = who.who.strip_prefix(HOLDER)?.split_ascii_whitespace();
+    let (generation, of) = (words.next()?, words.nth(1)?);
+    Some((of.parse().ok()?, Generation(generation.parse().ok()?)))
 }

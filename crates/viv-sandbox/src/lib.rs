@@ -53,7 +53,7 @@ mod wait;
 
 pub use hardening::Hardening;
 pub use ids::IdPool;
-pub use local::{Criu, KeepMemory, LocalConfig, LocalProvider, OpenError};
+pub use local::{Criu, KeepMemory, LocalConfig, LocalProvider, OpenError, Tidier, TidyTurn};
 pub use rootfs::IdRange;
 pub use runtime::{Found, Kernel, Runtime, RuntimeError};
 pub use shim::space::DiskReserve;

@@ -16,6 +16,7 @@ use viv_provider::{
     Image, InstanceRef, InstanceSpec, InstanceState, PageRequest, Provider, ProviderError, ResourceLimits, SaveRequest,
     Snapshot,
 };
+use viv_sandbox::{Tidier, TidyTurn};
 
 fn both() -> [Ground; 2] {
     [Ground::new(), Ground::on_btrfs()]
@@ -120,6 +121,54 @@ async fn t7_a_record_that_cannot_be_read_keeps_its_sandbox() {
     let saved = save(&sandbox, false).await;
     sandbox.destroy().await;
     forget(&ground, &saved).await;
+    assert_clean(&ground);
+}
+
+/// To look for what nothing refers to, every record has to be read: that is done when something came or went, and not
+/// otherwise for a long time. What is on its way out goes at every turn.
+#[tokio::test]
+async fn j2_a_store_in_which_nothing_came_or_went_is_not_read_again() {
+    let ground = Ground::new();
+    let sandbox = ground.create(Duration::from_secs(600)).await;
+    let saved = save(&sandbox, false).await;
+    sandbox.destroy().await;
+    let mut tidier = Tidier::new(ground.provider.clone(), Duration::from_secs(86_400));
+    assert!(matches!(tidier.turn(), TidyTurn::Everything(_)), "nothing is known at first");
+    // What it does itself is a change, too.
+    eventually("there is nothing to do", || tidier.turn() == TidyTurn::Trash);
+
+    // Written in place, so that nothing comes or goes: whoever reads it fails.
+    let file = ground.data.join("snapshots").join(format!("{}.json", saved.id));
+    let record = fs::read(&file).unwrap();
+    fs::write(&file, "no record").unwrap();
+    let left = ["trash", "layers/trash"].map(|trash| ground.data.join(trash).join("left"));
+    for left in &left {
+        fs::create_dir(left).unwrap();
+    }
+    assert_eq!(tidier.turn(), TidyTurn::Trash);
+    assert!(left.iter().all(|left| !left.exists()), "what is on its way out goes all the same");
+    let read = |turn: TidyTurn| match turn {
+        TidyTurn::Trash => false,
+        TidyTurn::Everything(done) => !done.failed.is_empty(),
+    };
+    assert!(
+        read(Tidier::new(ground.provider.clone(), Duration::from_secs(86_400)).turn()),
+        "nor is it known to others"
+    );
+    let strange = ground.data.join("snapshots/strange");
+    fs::write(&strange, "").unwrap();
+    assert!(read(tidier.turn()), "something came");
+    assert!(read(tidier.turn()), "what could not be done is tried again at the next turn");
+    fs::write(&file, record).unwrap();
+    fs::remove_file(&strange).unwrap();
+    eventually("there is nothing to do", || tidier.turn() == TidyTurn::Trash);
+
+    let mut impatient = Tidier::new(ground.provider.clone(), Duration::ZERO);
+    for _ in 0..3 {
+        assert!(matches!(impatient.turn(), TidyTurn::Everything(_)), "it was looked at so long ago");
+    }
+    forget(&ground, &saved).await;
+    assert!(matches!(tidier.turn(), TidyTurn::Everything(_)), "something went");
     assert_clean(&ground);
 }
 

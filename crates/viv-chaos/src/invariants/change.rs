@@ -97,7 +97,7 @@ impl Changes {
     /// The first line of who names a generation is that of what it asked for; what follows from that may be of later ones.
     fn is_aimed(&mut self, step: &Step<'_>) -> Found {
         for line in step.lines {
-            let Some(named) = named_by(&line.by) else { continue };
+            let Some((_, named)) = named_by(&line.by).filter(|(of, _)| *of == step.after.id) else { continue };
             let first = self.holders.insert(line.by.clone());
             holds("verbs-reach-what-they-name", !first || step.before.generation == named, || {
                 format!("{}: {} of {} changed {}", step.after.id, line.kind, line.by, step.before.generation)

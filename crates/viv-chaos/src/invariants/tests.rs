@@ -227,7 +227,9 @@ fn broken() -> Vec<(&'static str, Vec<Recorded>)> {
         ("moves-have-causes", vec![silent]),
         (
             "verbs-reach-what-they-name",
-            vec![change(ready(), Cause::Requested, holder(Generation(9), Deed::Stop, 1), |next| next.operations += 1)],
+            vec![change(ready(), Cause::Requested, holder(&ready().id, Generation(9), Deed::Stop, 1), |next| {
+                next.operations += 1;
+            })],
         ),
         (
             "absence-before-rest",

@@ -6,12 +6,12 @@
 
 use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use viv_core::SnapshotId;
 
 use super::LocalProvider;
-use crate::store::tidy::Tidied;
+use crate::store::tidy::{Looks, Tidied};
 use crate::trash;
 
 /// How long somebody else who tidies is waited for. Gigabytes are hashed in seconds.
@@ -93,6 +93,55 @@ impl Drop for AtIt<'_> {
         if std::thread::panicking() {
             self.0.give_up();
         }
+    }
+}
+
+/// What came of a turn of who tidies regularly.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TidyTurn {
+    /// Nothing came or went since the whole store was looked at: only trash was emptied.
+    Trash,
+    /// The whole store was looked at.
+    Everything(Tidied),
+}
+
+/// Tidies regularly. To look at the whole store means to read a record for each snapshot, layer and instance, and where
+/// nothing came or went since the last time there is nothing to find. What goes on inside a record that stays, as when its
+/// hash was not written, and what only gets older, is found by a look at everything now and then.
+pub struct Tidier {
+    provider: LocalProvider,
+    all_every: Duration,
+    /// When the whole store was last looked at, and how it looked before that.
+    last: Option<(Instant, Looks)>,
+}
+
+impl Tidier {
+    /// Looks at everything at least this often.
+    pub fn new(provider: LocalProvider, all_every: Duration) -> Self {
+        Self { provider, all_every, last: None }
+    }
+
+    /// Does what there is to do now. Blocks.
+    pub fn turn(&mut self) -> TidyTurn {
+        let shared = &self.provider.shared;
+        // Before anything is read: what comes meanwhile is seen by the next turn.
+        let looks = shared.store.looks();
+        if let (Some((at, before)), Ok(now)) = (&self.last, &looks)
+            && at.elapsed() < self.all_every
+            && before == now
+        {
+            trash::empty(&shared.data.trash(), viv_layer::remove);
+            return match shared.store.tidy_trash() {
+                Ok(()) => TidyTurn::Trash,
+                Err(error) => TidyTurn::Everything(Tidied::failing(format!("counting: {error}"))),
+            };
+        }
+        let began = Instant::now();
+        let done = self.provider.tidy();
+        // What could not be done, or has to wait for somebody who builds, is tried again at the next turn.
+        let is_whole = done.failed.is_empty() && done.collected.is_some();
+        self.last = looks.ok().filter(|_| is_whole).map(|looks| (began, looks));
+        TidyTurn::Everything(done)
     }
 }
 

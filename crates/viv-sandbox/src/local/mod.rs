@@ -45,6 +45,7 @@ use viv_provider::{
 };
 
 use chores::{Chore, Chores};
+pub use chores::{Tidier, TidyTurn};
 use create::Origin;
 pub use memory::Criu;
 

@@ -11,6 +11,7 @@ use viv_provider::{InstanceRef, Integrity};
 use super::Store;
 use super::layer::{LayerId, LayerMeta};
 use super::snapshot::{SnapshotFile, SnapshotRecord};
+use super::tidy::is_long;
 use crate::checkpoint::MemoryDir;
 use crate::durable;
 use crate::layout::Made;
@@ -26,6 +27,8 @@ pub(crate) struct References {
     made_from: BTreeMap<SnapshotId, Vec<InstanceRef>>,
     /// Who stands on which layers of an image.
     images: BTreeMap<Vec<LayerId>, Vec<String>>,
+    /// Snapshots that stand on so many layers that those are to be merged: whoever reads all records meets them too.
+    long: Vec<SnapshotRecord>,
 }
 
 impl References {
@@ -48,6 +51,11 @@ impl References {
     /// How many refer to a layer.
     pub(crate) fn of(&self, layer: &LayerId) -> usize {
         self.layers.get(layer).copied().unwrap_or_default()
+    }
+
+    /// Snapshots whose layers are to be merged.
+    pub(super) fn into_long(self) -> Vec<SnapshotRecord> {
+        self.long
     }
 
     fn add<'a>(&mut self, layers: impl IntoIterator<Item = &'a LayerId>) {
@@ -139,7 +147,10 @@ impl Store {
             match file {
                 Ok(SnapshotFile::Kept(record)) => {
                     found.add(record.of.layers());
-                    found.images.entry(record.of.image).or_default().push(id.to_string());
+                    found.images.entry(record.of.image.clone()).or_default().push(id.to_string());
+                    if is_long(&record) {
+                        found.long.push(*record);
+                    }
                 }
                 Ok(SnapshotFile::Removed { .. }) => {}
                 Err(error) => unreadable(error)?,
@@ -186,6 +197,14 @@ impl Store {
 
     /// Takes away what nothing refers to; `None` while somebody builds.
     pub(crate) fn collect(&self) -> io::Result<Option<Collected>> {
+        Ok(self.collect_and_tell()?.map(|(collected, _)| collected))
+    }
+
+    /// The same, and what was read for it: reading all records is what costs, so nobody does it twice.
+    ///
+    /// While they are read, nobody begins a sandbox or a snapshot. So of layers, which are as many as snapshots, only the
+    /// names are looked at here.
+    pub(super) fn collect_and_tell(&self) -> io::Result<Option<(Collected, References)>> {
         let Some(lock) = self.lock_exclusive()? else { return Ok(None) };
         let references = self.references()?;
         // A pool has a journal of its own: what referred to a layer must be gone for good before the layer is. Records
@@ -194,12 +213,12 @@ impl Store {
             fs::File::open(folder)?.sync_all()?;
         }
         let (mut collected, mut hidden) = (Collected::default(), Vec::new());
-        for (id, meta) in self.layers()? {
+        for id in self.layer_names()? {
             if references.of(&id) > 0 {
                 continue;
             }
             collected.layers += 1;
-            collected.bytes += meta.map_or(0, |meta| meta.survey.disk_bytes);
+            collected.bytes += self.layer(&id).ok().flatten().map_or(0, |meta| meta.survey.disk_bytes);
             hidden.extend(self.hide_layer(&id)?);
         }
         for entry in fs::read_dir(self.sealed())? {
@@ -231,7 +250,7 @@ impl Store {
             self.take_apart(&path)?;
         }
         self.empty_trash();
-        Ok(Some(collected))
+        Ok(Some((collected, references)))
     }
 
     /// Removes the memory of snapshots that are not there any more, or never came to be. The last few that could not be

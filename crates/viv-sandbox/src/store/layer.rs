@@ -242,14 +242,23 @@ impl Store {
         self.hide(&self.sealed_folder(layer))
     }
 
-    /// All layers, with what cannot be read about some.
-    pub(crate) fn layers(&self) -> io::Result<Vec<(LayerId, io::Result<LayerMeta>)>> {
-        let mut all = Vec::new();
+    /// The names of all layers, in their order.
+    pub(crate) fn layer_names(&self) -> io::Result<Vec<LayerId>> {
+        let mut all: Vec<LayerId> = Vec::new();
         for entry in fs::read_dir(self.sealed())? {
             let name = entry?.file_name();
             let Some(name) = name.to_str().and_then(|name| name.strip_suffix(".json")) else { continue };
             // Dotted ones are files on their way to their name.
-            let Ok(id) = name.parse::<LayerId>() else { continue };
+            all.extend(name.parse::<LayerId>().ok());
+        }
+        all.sort_unstable();
+        Ok(all)
+    }
+
+    /// All layers, with what cannot be read about some.
+    pub(crate) fn layers(&self) -> io::Result<Vec<(LayerId, io::Result<LayerMeta>)>> {
+        let mut all = Vec::new();
+        for id in self.layer_names()? {
             let meta = match self.layer(&id) {
                 // It was dropped meanwhile.
                 Ok(None) => continue,
@@ -258,7 +267,6 @@ impl Store {
             };
             all.push((id, meta));
         }
-        all.sort_by(|one, other| one.0.cmp(&other.0));
         Ok(all)
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use viv_core::SnapshotId;
@@ -10,7 +11,7 @@ use viv_image::{BlobDir, BlobError};
 use viv_provider::Integrity;
 
 use super::Store;
-use super::collect::Collected;
+use super::collect::{Collected, References};
 use super::layer::{LayerForm, LayerId, LayerMeta, OpenedLayer};
 use super::snapshot::{SnapshotFile, SnapshotRecord};
 use super::view::View;
@@ -44,12 +45,26 @@ pub struct Tidied {
     pub failed: Vec<String>,
 }
 
+/// How a store looked at some time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Looks(Vec<(u64, i64, i64)>);
+
 /// From how many saved layers on those of a snapshot are merged, and more than how many are never mounted.
 fn depths(record: &SnapshotRecord) -> (usize, usize) {
     if record.snapshot.memory { (REMEMBERED_DEPTH_MAX, REMEMBERED_DEPTH_MAX) } else { (MERGE_FROM, DEPTH_MAX) }
 }
 
+/// Whether so many layers are below it that they are to be merged.
+pub(super) fn is_long(record: &SnapshotRecord) -> bool {
+    record.of.saved.len() >= depths(record).0
+}
+
 impl Tidied {
+    /// Nothing but this.
+    pub(crate) fn failing(what: String) -> Self {
+        Self { failed: vec![what], ..Self::default() }
+    }
+
     fn note<T>(&mut self, what: impl FnOnce() -> String, result: io::Result<T>) -> Option<T> {
         result.map_err(|error| self.failed.push(format!("{}: {error}", what()))).ok()
     }
@@ -60,11 +75,12 @@ impl Store {
     /// so long.
     pub(crate) fn tidy(&self, within: Duration) -> Tidied {
         let mut done = Tidied::default();
-        // First, because merging may need the room.
-        let collected = done.note(|| "collecting".to_owned(), self.collect()).flatten();
+        // First, because merging may need the room; and what is read for it is not read again.
+        let collected = done.note(|| "collecting".to_owned(), self.collect_and_tell()).flatten();
+        let (collected, read) = collected.map_or((None, None), |(collected, read)| (Some(collected), Some(read)));
         if let Some(_alone) = done.note(|| "waiting for somebody else who tidies".to_owned(), self.lock_tidying(within))
         {
-            self.merge_long_chains(&mut done);
+            self.merge_long_chains(&mut done, read);
             self.hash_pending(&mut done);
         }
         done.note(|| "counting".to_owned(), self.recount());
@@ -83,7 +99,7 @@ impl Store {
     pub(crate) fn tidy_snapshot(&self, id: &SnapshotId, within: Duration) -> io::Result<bool> {
         let _alone = self.lock_tidying(within)?;
         let Some(SnapshotFile::Kept(mut record)) = self.read_snapshot(id)? else { return Ok(false) };
-        let merged = (record.of.saved.len() >= depths(&record).0).then(|| self.merge_layers(&record));
+        let merged = is_long(&record).then(|| self.merge_layers(&record));
         if merged.is_some()
             && let Some(SnapshotFile::Kept(now)) = self.read_snapshot(id)?
         {
@@ -151,16 +167,52 @@ impl Store {
         })
     }
 
-    fn merge_long_chains(&self, done: &mut Tidied) {
-        let Some(snapshots) = done.note(|| "merging".to_owned(), self.all_snapshots()) else { return };
-        for (id, file) in snapshots {
-            if let Ok(SnapshotFile::Kept(record)) = file
-                && record.of.saved.len() >= depths(&record).0
-                && done.note(|| format!("merging the layers of {id}"), self.merge_layers(&record)) == Some(true)
-            {
+    fn merge_long_chains(&self, done: &mut Tidied, read: Option<References>) {
+        let long = match read {
+            Some(read) => read.into_long(),
+            None => done.note(|| "merging".to_owned(), self.long_chains()).unwrap_or_default(),
+        };
+        for record in long {
+            let id = &record.snapshot.id;
+            // One that was changed or removed since it was read is left as it is.
+            if done.note(|| format!("merging the layers of {id}"), self.merge_layers(&record)) == Some(true) {
                 done.merged += 1;
             }
         }
+    }
+
+    /// For when collecting has to wait for somebody who builds, or cannot be done: what cannot be read is left out.
+    fn long_chains(&self) -> io::Result<Vec<SnapshotRecord>> {
+        let kept = self.snapshots_after(None)?.filter_map(|(_, file)| match file {
+            Ok(SnapshotFile::Kept(record)) => Some(*record),
+            Ok(SnapshotFile::Removed { .. }) | Err(_) => None,
+        });
+        Ok(kept.filter(is_long).collect())
+    }
+
+    /// What costs nothing to do: taking apart what is out of sight already, and seeing to it that disks are counted.
+    pub(crate) fn tidy_trash(&self) -> io::Result<()> {
+        self.empty_trash();
+        self.recount()
+    }
+
+    /// How the folders look that tell of what is there: each record, layer and instance comes and goes by its name, so
+    /// its folder is changed then. Two looks at the same store are equal when nothing came or went in between.
+    pub(crate) fn looks(&self) -> io::Result<Looks> {
+        use std::os::unix::fs::MetadataExt;
+        let data = self.data();
+        let folders = [
+            data.instances(),
+            data.snapshots(),
+            data.images(),
+            data.memory(),
+            data.downloads(),
+            self.sealed(),
+            self.active(),
+            self.tmp(),
+        ];
+        let look = |folder: PathBuf| fs::metadata(folder).map(|is| (is.ino(), is.mtime(), is.mtime_nsec()));
+        folders.into_iter().map(look).collect::<io::Result<_>>().map(Looks)
     }
 
     /// Sees to it that a snapshot does not stand on more layers than are ever mounted, nor holds more than its limit
@@ -202,7 +254,7 @@ impl Store {
         merged
     }
 
-    fn merge_into(&self, record: &SnapshotRecord, place: &std::path::Path) -> io::Result<LayerMeta> {
+    fn merge_into(&self, record: &SnapshotRecord, place: &Path) -> io::Result<LayerMeta> {
         let metas = record.of.saved.iter().map(|layer| self.need_layer(layer)).collect::<io::Result<Vec<_>>>()?;
         let layers = metas.iter().map(|meta| self.open_layer(meta)).collect::<io::Result<Vec<_>>>()?;
         let target = OpenedLayer::open(place, LayerForm::Folder)?;
@@ -214,7 +266,7 @@ impl Store {
         };
         for name in &names {
             let folders = folders_of(name);
-            let folders: Vec<_> = folders.iter().map(std::path::PathBuf::as_path).collect();
+            let folders: Vec<_> = folders.iter().map(PathBuf::as_path).collect();
             let below = self.below_saved(&record.of, name)?;
             viv_layer::merge_onto(&folders, &below.path, &target.part(name))?;
         }

@@ -199,15 +199,25 @@ pub(super) struct ReconcilePart {
     pub(super) snapshots_all_s: Option<NonZeroU64>,
     /// How often leftovers of those who were killed are taken away, and what nothing refers to (J2).
     pub(super) tidy_s: Option<NonZeroU64>,
+    /// How often the whole store is looked at for them although nothing came or went in it.
+    pub(super) tidy_all_s: Option<NonZeroU64>,
 }
 
 /// How often leftovers are looked for when nothing is said (J2).
 const TIDY_S: u64 = 300;
 
+/// And how often everywhere, whatever changed: as often as all snapshots are compared.
+const TIDY_ALL_S: u64 = 3600;
+
 impl ReconcilePart {
     /// How often leftovers are taken away.
     pub(super) fn tidy(&self) -> Duration {
         Duration::from_secs(self.tidy_s.map_or(TIDY_S, NonZeroU64::get))
+    }
+
+    /// How often the whole store is looked at for them at least.
+    pub(super) fn tidy_all(&self) -> Duration {
+        Duration::from_secs(self.tidy_all_s.map_or(TIDY_ALL_S, NonZeroU64::get))
     }
 
     /// Over what ships.
@@ -276,6 +286,7 @@ mod tests {
             provider_sync_s = 30
             orphan_grace_s = 120
             snapshots_all_s = 600
+            tidy_all_s = 1200
             [hooks]
             private_ranges = ["10.0.0.0/8"]
             [webhooks]
@@ -302,6 +313,8 @@ mod tests {
         assert_eq!(periods.orphan_grace, Duration::from_secs(120));
         assert_eq!(periods.snapshots_all, Duration::from_secs(600));
         assert_eq!(periods.stuck, Periods::default().stuck);
+        assert_eq!(config.reconcile.tidy(), Duration::from_secs(TIDY_S));
+        assert_eq!(config.reconcile.tidy_all(), Duration::from_secs(1200));
     }
 
     #[test]

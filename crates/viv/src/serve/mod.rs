@@ -25,7 +25,6 @@ use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
@@ -41,12 +40,12 @@ use viv_core::OwnerMark;
 use viv_core::lifecycle::Actor;
 use viv_core::limits::ResourceLimits;
 use viv_engine::{Clock, Engine, EngineConfig, Gates};
-use viv_sandbox::{DriverKind, KeepMemory, LocalConfig, LocalProvider, Runtime, StoreConfig};
+use viv_sandbox::{DriverKind, KeepMemory, LocalConfig, LocalProvider, Runtime, StoreConfig, Tidier, TidyTurn};
 use viv_server::{Build, LogRing, ServerConfig, ServerState};
 use viv_store::{ApiKey, KeyScope, Owner, Quota, SqliteStore, Sums, Weights};
 
-use crate::place;
 use crate::settings::{DAEMONS, Global};
+use crate::place;
 use config::{FileConfig, LazyRestore, SaveMemory};
 use owner::{Ownership, write_whole};
 use traces::Otlp;
@@ -192,7 +191,7 @@ async fn daemon(
         say(format_args!("warning: the gate {name} is {setting}: what it protects from can happen"));
     }
     let provider = open_provider(&args, file, data, ownership.from_undead)?;
-    tidy_regularly(Arc::new(provider.clone()), file.reconcile.tidy())?;
+    tidy_regularly(Tidier::new(provider.clone(), file.reconcile.tidy_all()), file.reconcile.tidy())?;
     let mark = config.owner.clone();
     let shown_ms = chaos.as_ref().map_or_else(wall_ms, |chaos| chaos.clock_ms(wall_ms()));
     let (provider, faulty_provider) = chaos::around_provider(chaos.as_ref(), provider);
@@ -307,14 +306,20 @@ fn weights(defaults: &ResourceLimits, data: &Path) -> Weights {
     Weights { unsaid: Sums::of(defaults, &Weights { unsaid: machine, unlimited: machine }), unlimited: machine }
 }
 
-/// Finishes what others had begun to take apart, also when they still held it at the start (J2).
-fn tidy_regularly(provider: Arc<LocalProvider>, period: Duration) -> anyhow::Result<()> {
+/// Finishes what others had begun to take apart, also when they still held it at the start, and looks at the whole store
+/// where something came or went (J2).
+fn tidy_regularly(mut tidier: Tidier, period: Duration) -> anyhow::Result<()> {
     // A thread that nobody waits for: it may take as long as a disk is slow, and what it does can be given up.
     let work = move || {
         loop {
             std::thread::sleep(period);
-            for failed in provider.tidy().failed {
-                tracing::warn!(component = "serve", "tidying up: {failed}");
+            match tidier.turn() {
+                TidyTurn::Trash => {}
+                TidyTurn::Everything(done) => {
+                    for failed in done.failed {
+                        tracing::warn!(component = "serve", "tidying up: {failed}");
+                    }
+                }
             }
         }
     };
