@@ -22,9 +22,10 @@ pub use number::{
 };
 pub use text::{
     ActorName, Argument, CauseCode, CommandEnvValue, ComponentName, CronText, Cursor, EffectName, EnvName, EnvValue,
-    EventKind, FileMode, FileText, GitReference, GitUrl, GrantRef, HookSecret, IdempotencyKey, ImageName, KeyId,
-    KeyName, LabelKey, LabelValue, LeaseName, Named, Note, Path, ProjectName, SandboxName, SandboxRef, ScheduleRef,
-    SearchText, ServiceName, SessionText, SnapshotRef, TaskRef, UserName, WebhookRef, WebhookUrl, Word, ZoneName,
+    EventKind, FileMode, FileText, FromAddress, GitReference, GitUrl, GrantRef, HookSecret, IdempotencyKey, ImageName,
+    KeyId, KeyName, LabelKey, LabelValue, LeaseName, Named, Note, Path, ProjectName, SandboxName, SandboxRef,
+    ScheduleRef, SearchText, ServiceName, SessionText, SnapshotRef, TaskRef, UserName, WebhookRef, WebhookUrl, Word,
+    ZoneName,
 };
 
 /// The largest whole number that every reader of JSON takes exactly (2^53 - 1).

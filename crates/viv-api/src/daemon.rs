@@ -171,6 +171,9 @@ pub struct Doctor {
     /// Where traces go, for keys of the installation; nothing where nothing is traced (O4).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traces: Option<TracesShown>,
+    /// When each reconciler last ran, what it found and did; for keys of the installation.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reconcilers: Vec<Reconciler>,
 }
 
 /// Where traces go.

@@ -144,9 +144,10 @@ macro_rules! all {
 #[expect(clippy::too_many_lines, reason = "a list")]
 pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
     use bound::{
-        ActorName, CauseCode, ComponentName, Cursor, EventKind, FileMode, GenerationNumber, IdempotencyKey, KeyId,
-        LabelFilter, LeaseName, ListDepth, LogBytes, MomentMs, Offset, PageLimit, Path, SandboxName, SandboxRef,
-        ScheduleRef, SearchText, Sequence, SnapshotRef, StepNumber, TailLines, TaskRef, UserName, WaitMs, WebhookRef,
+        ActorName, CauseCode, ComponentName, Cursor, EventKind, FileMode, FromAddress, GenerationNumber,
+        IdempotencyKey, KeyId, LabelFilter, LeaseName, ListDepth, LogBytes, MomentMs, Offset, PageLimit, Path,
+        SandboxName, SandboxRef, ScheduleRef, SearchText, Sequence, SnapshotRef, StepNumber, TailLines, TaskRef,
+        UserName, WaitMs, WebhookRef,
     };
     all![
         ActorName,
@@ -155,6 +156,7 @@ pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
         Cursor,
         EventKind,
         FileMode,
+        FromAddress,
         GenerationNumber,
         IdempotencyKey,
         KeyId,

@@ -6,9 +6,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::bound::{
-    ActorName, CauseCode, ComponentName, Cursor, EventKind, FileMode, GenerationNumber, LabelFilter, ListDepth,
-    LogBytes, MomentMs, Offset, PageLimit, Path, SandboxName, SandboxRef, SearchText, Sequence, TailLines, UserName,
-    WaitMs,
+    ActorName, CauseCode, ComponentName, Cursor, EventKind, FileMode, FromAddress, GenerationNumber, LabelFilter,
+    ListDepth, LogBytes, MomentMs, Offset, PageLimit, Path, SandboxName, SandboxRef, SearchText, Sequence, TailLines,
+    UserName, WaitMs,
 };
 use crate::daemon::LogLevel;
 use crate::execution::ExecutionState;
@@ -246,15 +246,20 @@ queries! {
         after: Option<Sequence>,
         /// Only those about this sandbox.
         sandbox: Option<SandboxRef>,
-        /// Only those of this kind: `sandbox.moved`, or all that begin so, as `execution` or `file`. With this, `cause`
-        /// or `by` a page may be short or empty though there are more: go on after `next_after` while `more` is said.
+        /// Only those of this kind: `sandbox.moved`, or all that begin so, as `execution` or `file`. With this, `cause`,
+        /// `by`, `address` or `until_ms` a page may be short or empty though there are more: go on after `next_after`
+        /// while `more` is said.
         kind: Option<EventKind>,
         /// Only those with this cause: `expired`, `idle`, `crashed`.
         cause: Option<CauseCode>,
         /// Only those by this one: `key:ID`, or a part of the daemon.
         by: Option<ActorName>,
+        /// Only those by somebody who came from this address, as it is told in `address`.
+        address: Option<FromAddress>,
         /// Only those of then or later.
         since_ms: Option<MomentMs>,
+        /// Only those of then or before.
+        until_ms: Option<MomentMs>,
         /// How many at most in a page; 100 when absent. A stream has no end.
         limit: Option<PageLimit>,
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use place::{Place, by, paused, persistent, place_ordered, place_ticking, request};
 use viv_chaos::{Damage, Order, Orders, Trouble, Turn};
-use viv_core::exec::ExecSpec;
+use viv_core::exec::{ExecSpec, ExecState};
 use viv_core::lifecycle::{EntryKind, PhaseName, Status};
 use viv_core::spec::{Image, Network, Policy, Project, SandboxSpec};
 use viv_core::subscription::Patience;
@@ -174,6 +174,36 @@ fn o5_sandboxes_that_run_into_their_deadline_are_an_alert() {
 }
 
 #[test]
+fn o5_commands_that_take_too_long_are_an_alert() {
+    paused(async {
+        let place = place_ticking(250, judged).await;
+        let id = place.made(awake()).await;
+        let handle = place.engine.work_in(&Project::default(), &Which::Id(id), None).await.unwrap();
+        let run = async |seconds: u64, limit_ms: u64| {
+            let argv = Program::Sleep { seconds }.argv();
+            let spec = ExecSpec { argv, limit_ms: Some(limit_ms), ..ExecSpec::default() };
+            let execution = handle.new_execution();
+            handle.execute(&execution, &spec).await.unwrap();
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            // Whoever looks hears of its end.
+            let status = handle.execution(&execution).await.unwrap();
+            assert_ne!(status.state, ExecState::Running, "{status:?}");
+        };
+        for _ in 0..30 {
+            run(1, 60_000).await;
+        }
+        tokio::time::sleep(Duration::from_secs(120)).await;
+        assert!(!place.fires("executions_timeout_high"), "all of them ended in time");
+        for _ in 0..2 {
+            run(1_000, 1_000).await;
+        }
+        place.until_fires("executions_timeout_high", true, LATER).await;
+        place.until_fires("executions_timeout_high", false, LATER).await;
+        assert_eq!(place.told_of("executions_timeout_high").await, ["alert.firing", "alert.resolved"]);
+    });
+}
+
+#[test]
 fn o5_more_active_ones_than_there_should_be_are_an_alert_and_far_too_many_an_escalation() {
     paused(async {
         let place = place_ticking(1_000, judged).await;
@@ -258,38 +288,59 @@ fn o5_l10_saves_that_fail_are_failed_stops() {
     });
 }
 
+/// A task in a sandbox of its own, of one command that says nothing for so long.
+fn silent_task(place: &Place, seconds: u64, limits: TaskLimits) -> NewTask {
+    let make = MakeSandbox {
+        name: None,
+        spec: SandboxSpec::default(),
+        policy: request().policy,
+        labels: BTreeMap::new(),
+        snapshot: None,
+    };
+    NewTask {
+        id: place.engine.new_task_id(),
+        project: Project::default(),
+        sandbox: None,
+        make: Some(Box::new(make)),
+        files: Vec::new(),
+        source: None,
+        steps: vec![ExecSpec { argv: Program::Sleep { seconds }.argv(), ..ExecSpec::default() }],
+        limits,
+        effects: Vec::new(),
+        credentials: BTreeMap::new(),
+        keep_alive: false,
+        by: by(),
+        body_hash: None,
+    }
+}
+
+/// Those that end so are an alert for a while.
+async fn assert_tasks_fire(place: &Place, new: NewTask, ends: TaskState, name: &str) {
+    let task = place.engine.create_task(CreateTask { new, keyed: false }).await.unwrap().task;
+    let over = place.engine.wait_task(&task.id, LATER, |task| task.state.is_final()).await.unwrap();
+    assert_eq!(over.state, ends);
+    place.until_fires(name, true, LATER).await;
+    place.until_fires(name, false, LATER).await;
+}
+
 #[test]
 fn o5_tasks_that_say_nothing_are_an_alert() {
     paused(async {
         let place = place_ticking(250, judged).await;
-        let make = MakeSandbox {
-            name: None,
-            spec: SandboxSpec::default(),
-            policy: request().policy,
-            labels: BTreeMap::new(),
-            snapshot: None,
-        };
-        let argv = Program::Sleep { seconds: 1_000 }.argv();
-        let new = NewTask {
-            id: place.engine.new_task_id(),
-            project: Project::default(),
-            sandbox: None,
-            make: Some(Box::new(make)),
-            files: Vec::new(),
-            source: None,
-            steps: vec![ExecSpec { argv, ..ExecSpec::default() }],
-            limits: TaskLimits::default(),
-            effects: Vec::new(),
-            credentials: BTreeMap::new(),
-            keep_alive: false,
-            by: by(),
-            body_hash: None,
-        };
-        let task = place.engine.create_task(CreateTask { new, keyed: false }).await.unwrap().task;
-        let over = place.engine.wait_task(&task.id, LATER, |task| task.state.is_final()).await.unwrap();
-        assert_eq!(over.state, TaskState::Inactive);
-        place.until_fires("inactivity_high", true, LATER).await;
-        place.until_fires("inactivity_high", false, LATER).await;
+        let new = silent_task(&place, 1_000, TaskLimits::default());
+        assert_tasks_fire(&place, new, TaskState::Inactive, "inactivity_high").await;
+        assert_eq!(place.told_of("tasks_timeout_high").await, [""; 0]);
+    });
+}
+
+#[test]
+fn o5_tasks_that_take_too_long_are_an_alert() {
+    paused(async {
+        let place = place_ticking(250, judged).await;
+        let limits = TaskLimits { total_ms: Some(20_000), ..TaskLimits::default() };
+        let new = silent_task(&place, 1_000, limits);
+        assert_tasks_fire(&place, new, TaskState::TimedOut, "tasks_timeout_high").await;
+        assert_eq!(place.told_of("inactivity_high").await, [""; 0]);
     });
 }
 

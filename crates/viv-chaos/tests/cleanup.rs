@@ -150,7 +150,11 @@ fn j1_nothing_alive_is_collected_by_listings_that_fail_are_partial_or_ten_steps_
 /// The same can fail: with a daemon that believes such listings, it does.
 #[test]
 fn p1_a_daemon_that_believes_listings_that_fail_or_are_partial_is_caught() {
-    for (bug, wrong) in [(Planted::FailedListIsEmpty, Wrong::Fail), (Planted::PartialListIsWhole, Wrong::Part)] {
+    for (bug, wrong) in [
+        (Planted::FailedListIsEmpty, Wrong::Fail),
+        (Planted::PartialListIsWhole, Wrong::Part),
+        (Planted::PartialListIsWhole, Wrong::Stale),
+    ] {
         plant(Some(bug));
         let looked = std::panic::catch_unwind(|| assert_nothing_alive_is_collected(wrong));
         plant(None);

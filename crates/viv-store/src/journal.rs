@@ -74,6 +74,10 @@ pub struct JournalSearch {
     pub cause: Option<String>,
     /// By this one: what stands after a blank is about who it was, and need not be said.
     pub by: Option<String>,
+    /// By somebody who came from this address.
+    pub from: Option<String>,
+    /// Of then or before only. Clocks go back too, so what is looked for may stand after what is too late.
+    pub until_ms: Option<u64>,
 }
 
 impl JournalSearch {
@@ -85,6 +89,8 @@ impl JournalSearch {
         self.kind.as_ref().is_none_or(|kind| goes_on(&line.kind, kind, '.'))
             && self.cause.as_ref().is_none_or(|cause| line.cause.as_ref() == Some(cause))
             && self.by.as_ref().is_none_or(|by| goes_on(&line.by.who, by, ' '))
+            && self.from.as_ref().is_none_or(|from| line.by.from.as_ref() == Some(from))
+            && self.until_ms.is_none_or(|until_ms| line.at_ms <= until_ms)
     }
 
     /// Whether it takes every line.

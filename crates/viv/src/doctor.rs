@@ -70,6 +70,10 @@ pub(crate) fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
             if said.findings.is_empty() {
                 writeln!(out, "  ok   nothing is wrong")?;
             }
+            if !said.reconcilers.is_empty() {
+                writeln!(out, "  what it looks after by itself")?;
+                write!(out, "{}", indented(&indented(&client::reconcilers(&said.reconcilers))))?;
+            }
             // What the daemon found with its own settings, which need not be ours.
             let mut capabilities = said.capabilities.iter();
             let save_memory = capabilities.find(|one| one.name.replace('_', " ") == word(Capability::SaveMemory));

@@ -4,6 +4,7 @@
 mod support;
 
 use std::collections::BTreeSet;
+use std::process::Command;
 use std::sync::Mutex;
 
 use rustix::process::Signal;
@@ -73,25 +74,34 @@ fn l19_claims_of_many_are_different_sandboxes_that_know_whose_they_are() {
     let (clients, each) = claims();
     let daemon = daemon(4, 8);
     until_ready(&daemon, 4);
-    let identities = Mutex::new((BTreeSet::new(), BTreeSet::new(), BTreeSet::new()));
+    let identities = Mutex::new((BTreeSet::new(), BTreeSet::new(), BTreeSet::new(), BTreeSet::new()));
+    // Whoever is gone gives its numbers to others, so these are of those that live.
+    let mapped = Mutex::new(BTreeSet::new());
     std::thread::scope(|scope| {
         for client in 0..clients {
-            let (daemon, identities) = (&daemon, &identities);
+            let (daemon, identities, mapped) = (&daemon, &identities, &mapped);
             scope.spawn(move || {
                 for round in 0..each {
                     let whose = format!("client-{client}-{round}");
                     let made = daemon.create_from(&request(&whose));
-                    let script =
-                        "hostname; cat /etc/machine-id; echo $WHOSE; hostname > /workspace/mine; cat /workspace/*";
+                    let script = "hostname; cat /etc/machine-id; cat /proc/sys/kernel/random/boot_id; \
+                                  tr -s ' ' < /proc/self/uid_map | head -n 1; echo $WHOSE; \
+                                  hostname > /workspace/mine; cat /workspace/*";
                     let (said, end) = run(&daemon.sandbox(&made.id), script);
                     assert_eq!(end.exit_code, Some(0), "{said}");
                     let said: Vec<&str> = said.lines().collect();
-                    let [hostname, machine, env, mine] = said[..] else { panic!("{said:?}") };
+                    let [hostname, machine, boot, map, env, mine] = said[..] else { panic!("{said:?}") };
                     assert_eq!((env, mine), (whose.as_str(), hostname), "nobody was here before");
                     let mut all = identities.lock().unwrap();
                     assert!(all.0.insert(made.id.clone()), "{} was given to two", made.id);
                     assert!(all.1.insert(hostname.to_owned()) && all.2.insert(machine.to_owned()), "{said:?}");
+                    assert!(all.3.insert(boot.to_owned()), "{said:?}");
                     drop(all);
+                    let host = Command::new("head").args(["-n", "1", "/proc/self/uid_map"]).output().unwrap().stdout;
+                    let host = String::from_utf8(host).unwrap();
+                    assert_ne!(map.split_whitespace().nth(1), host.split_whitespace().nth(1), "its root is not ours");
+                    assert!(mapped.lock().unwrap().insert(map.to_owned()), "two that live have the numbers {map}");
+                    mapped.lock().unwrap().remove(map);
                     daemon.remove(&made.id);
                 }
             });
@@ -109,7 +119,7 @@ fn l19_claims_of_many_are_different_sandboxes_that_know_whose_they_are() {
     assert_eq!((status.claimed_total, all), (claimed, asked as u64), "{status:?}");
     assert!(claimed >= 4, "{status:?}");
     println!(
-        "{asked} claims by {clients} clients: {claimed} got a spare, {} were made; ids, hostnames and machine ids {asked} of each",
+        "{asked} claims by {clients} clients: {claimed} got a spare, {} were made; ids, hostnames, machine ids and boot ids {asked} of each",
         asked as u64 - claimed
     );
     let figures = daemon.viv().args(["spares", "--json"]).output().unwrap();
@@ -170,6 +180,68 @@ fn l19_a_daemon_that_dies_while_it_gives_a_spare_loses_and_doubles_nothing() {
         assert!(spares(&daemon).ready.iter().all(|spare| spare.id != made.id), "{point}");
         assert_eq!(daemon.instances().len(), 3, "{point}");
         daemon.remove(&made.id);
+        end(daemon);
+    }
+}
+
+/// Eight at once, each with a key: the daemon dies among their claims, and all of them ask again.
+#[test]
+fn l19_a_daemon_that_dies_among_claims_of_many_gives_each_who_asks_again_one_of_its_own() {
+    const CLIENTS: usize = 8;
+    for point in ["create.claiming:3", "claim.after:2"] {
+        let mut daemon = daemon(4, 4);
+        until_ready(&daemon, 4);
+        daemon.end();
+        daemon.run(&[("VIV_FAILPOINT", point)]);
+        until_ready(&daemon, 4);
+        let ask = |daemon: &Daemon, client: usize| {
+            let key: IdempotencyKey = format!("key-{client}").parse().unwrap();
+            daemon.client().create(&request(&format!("client-{client}")), Some(&key))
+        };
+        let first: Vec<Option<SandboxId>> = std::thread::scope(|scope| {
+            let asking: Vec<_> = (0..CLIENTS)
+                .map(|client| {
+                    let daemon = &daemon;
+                    scope.spawn(move || ask(daemon, client).ok().map(|made| made.into_sandbox().id))
+                })
+                .collect();
+            asking.into_iter().map(|asking| asking.join().unwrap()).collect()
+        });
+        assert!(first.iter().any(Option::is_none), "{point}: it died among them");
+        daemon.wait();
+        daemon.restart();
+        let made: Vec<SandboxId> = std::thread::scope(|scope| {
+            let asking: Vec<_> = (0..CLIENTS)
+                .map(|client| {
+                    let daemon = &daemon;
+                    scope.spawn(move || {
+                        let id = ask(daemon, client).unwrap().into_sandbox().id;
+                        assert_eq!(settled(daemon.client(), &id).status, Status::Ready, "{point}");
+                        let (said, ended) = run(&daemon.sandbox(&id), "echo $WHOSE");
+                        assert_eq!((said, ended.exit_code), (format!("client-{client}\n"), Some(0)), "{point}");
+                        id
+                    })
+                })
+                .collect();
+            asking.into_iter().map(|asking| asking.join().unwrap()).collect()
+        });
+        for (before, after) in first.iter().zip(&made) {
+            assert!(before.as_ref().is_none_or(|before| before == after), "{point}: what was answered is kept");
+        }
+        let ids: BTreeSet<&SandboxId> = made.iter().collect();
+        assert_eq!(ids.len(), CLIENTS, "{point}: none twice");
+        let created: BTreeSet<SandboxId> = from_spares(&daemon).into_iter().map(|(id, _)| id).collect();
+        assert_eq!(
+            (from_spares(&daemon).len(), created),
+            (CLIENTS, made.iter().cloned().collect()),
+            "{point}: each once"
+        );
+        until_ready(&daemon, 4);
+        assert!(spares(&daemon).ready.iter().all(|spare| !ids.contains(&spare.id)), "{point}");
+        assert_eq!(daemon.instances().len(), CLIENTS + 4, "{point}: nothing is lost");
+        for id in &made {
+            daemon.remove(id);
+        }
         end(daemon);
     }
 }

@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
@@ -86,6 +86,106 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         let _ = unmount(&self.0, UnmountFlags::DETACH);
+    }
+}
+
+/// A freezer of the first kind, which holds even the dead: its processes are there, with their signal, until it thaws.
+struct Frozen(PathBuf);
+
+impl Frozen {
+    /// All that runs in a sandbox; `None` with a word where there is no such freezer.
+    fn all_of(prefix: &str, sandbox: &SandboxId) -> Option<Self> {
+        let layout = Layout::detect().unwrap();
+        let Some(mount) = layout.mounts().find(|mount| mount.ends_with("freezer")) else {
+            eprintln!("PASSED OVER: there is no freezer that holds the dead");
+            return None;
+        };
+        let switch = mount.join(prefix).join(sandbox.as_str()).join("freezer.state");
+        fs::write(&switch, "FROZEN").unwrap();
+        eventually("it is frozen", || fs::read_to_string(&switch).unwrap().trim() == "FROZEN");
+        Some(Self(switch))
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        // It is gone with what it held, unless the test failed.
+        let _ = fs::write(&self.0, "THAWED");
+    }
+}
+
+/// Kills shim and guard at once, so that neither sees to the end of the other.
+fn kill_supervisors(shim: u32, guard: u32) {
+    kill(guard, Signal::STOP);
+    kill(shim, Signal::KILL);
+    kill(guard, Signal::KILL);
+    eventually("shim and guard are gone", || !is_alive(shim) && !is_alive(guard));
+}
+
+/// A container of somebody else's, with a mount of its own, in a cgroup among ours; ended with the test at the latest.
+struct Container {
+    folder: tempfile::TempDir,
+    name: String,
+}
+
+impl Container {
+    fn run(cgroup: &str) -> Self {
+        let folder = tempfile::Builder::new().prefix("viv-test-runc-").tempdir().unwrap();
+        let shared = ["usr", "bin", "lib", "lib64"].map(|name| format!("/{name}"));
+        let bound = shared.iter().filter(|path| Path::new(path).exists());
+        let bound = bound.map(|path| {
+            serde_json::json!({ "destination": path, "source": path, "type": "bind", "options": ["rbind", "ro"] })
+        });
+        let mounts: Vec<Value> = [
+            serde_json::json!({ "destination": "/proc", "type": "proc", "source": "proc" }),
+            serde_json::json!({ "destination": "/tmp", "type": "tmpfs", "source": "tmpfs" }),
+        ]
+        .into_iter()
+        .chain(bound)
+        .collect();
+        let config = serde_json::json!({
+            "ociVersion": "1.0.2",
+            "process": {
+                "terminal": false,
+                "user": { "uid": 0, "gid": 0 },
+                "args": ["/bin/sh", "-c", "echo theirs > /tmp/file; exec sleep 600"],
+                "env": ["PATH=/usr/bin:/bin"],
+                "cwd": "/",
+            },
+            "root": { "path": "rootfs" },
+            "mounts": mounts,
+            "linux": {
+                "cgroupsPath": cgroup,
+                "namespaces": [{ "type": "pid" }, { "type": "mount" }, { "type": "ipc" }, { "type": "uts" }],
+            },
+        });
+        fs::create_dir(folder.path().join("rootfs")).unwrap();
+        fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+        let container = Self { folder, name: format!("viv-test-{}", support::hex(&fresh_bytes()[8..])) };
+        let done = container.runc(&["run", "-d", "--bundle", container.folder.path().to_str().unwrap()]);
+        assert!(done.success(), "runc: {done}");
+        eventually("it has written its file", || container.is_well());
+        container
+    }
+
+    /// A verb of runc about it. What it runs has our output if nobody says otherwise, and would keep it open.
+    fn runc(&self, words: &[&str]) -> std::process::ExitStatus {
+        let mut runc = Command::new("runc");
+        runc.arg("--root").arg(self.folder.path().join("state")).args(words).arg(&self.name);
+        runc.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap()
+    }
+
+    /// It runs, and what it wrote on its own mount is there.
+    fn is_well(&self) -> bool {
+        let mut runc = Command::new("runc");
+        runc.arg("--root").arg(self.folder.path().join("state")).args(["exec", &self.name, "cat", "/tmp/file"]);
+        runc.output().unwrap().stdout == b"theirs\n"
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        self.runc(&["delete", "--force"]);
     }
 }
 
@@ -257,14 +357,23 @@ async fn j1_shims_and_agents_without_each_other_are_ended() {
     fs::rename(&aside, homeless.folder()).unwrap();
     homeless.destroy().await;
 
-    // Shim and guard are killed at once, and something that is not the agent's child lives on.
+    // Shim and guard are killed at once. The kernel kills the agent with them, and a freezer holds it all the same.
+    let held = ground.create(LIFETIME).await;
+    if let Some(frozen) = Frozen::all_of(&ground.cgroup_prefix, &held.id) {
+        let agent = held.agent_pid();
+        kill_supervisors(held.shim_pid(), held.guard_pid());
+        assert!(is_alive(agent), "an agent without shim");
+        found_and_cleared(&ground, FindingKind::Unsupervised, held.id.as_str()).await;
+        eventually("the agent is gone", || !is_alive(agent));
+        assert!(matches!(held.state().await, InstanceState::Ended(_)));
+        drop(frozen);
+    }
+    held.destroy().await;
+
+    // The same, and something that is not the agent's child lives on.
     let orphaned = ground.create(LIFETIME).await;
     let mut left = Sleeper::in_cgroup(&v2.join(&ground.cgroup_prefix).join(orphaned.id.as_str()));
-    let (shim, guard) = (orphaned.shim_pid(), orphaned.guard_pid());
-    kill(guard, Signal::STOP);
-    kill(shim, Signal::KILL);
-    kill(guard, Signal::KILL);
-    eventually("shim and guard are gone", || !is_alive(shim) && !is_alive(guard));
+    kill_supervisors(orphaned.shim_pid(), orphaned.guard_pid());
     assert!(!left.has_ended());
     found_and_cleared(&ground, FindingKind::Unsupervised, orphaned.id.as_str()).await;
     eventually("what ran ended", || left.has_ended());
@@ -386,6 +495,8 @@ struct Planted {
     paths: Vec<PathBuf>,
     mount: Mounted,
     left: Sleeper,
+    /// Of the one without supervisors, where it can be held.
+    agent: Option<(Frozen, u32)>,
     foreign: SandboxId,
     foreign_paths: Vec<PathBuf>,
     foreign_mount: Mounted,
@@ -417,14 +528,14 @@ async fn plant(house: &House, v2: &Path, spare: &SandboxId) -> Planted {
     }
     provider.destroy(&mutation(1, 1), &gone).await.unwrap();
 
-    // Shim and guard are killed at once, and something that is not the agent's child lives on.
+    // Shim and guard are killed at once. What is not the agent's child lives on, and so does the agent where it is held.
     let prefix = v2.join(&house.cgroup_prefix);
     let left = Sleeper::in_cgroup(&prefix.join(strays[2].as_str()));
-    let [shim, guard, _] = pids_of(house, &strays[2]);
-    kill(guard, Signal::STOP);
-    kill(shim, Signal::KILL);
-    kill(guard, Signal::KILL);
-    eventually("they are gone", || !is_alive(shim) && !is_alive(guard));
+    let [shim, guard, agent] = pids_of(house, &strays[2]);
+    let frozen = Frozen::all_of(&house.cgroup_prefix, &strays[2]);
+    kill_supervisors(shim, guard);
+    let agent = frozen.map(|frozen| (frozen, agent));
+    assert!(agent.iter().all(|(_, agent)| is_alive(*agent)), "an agent without shim");
 
     let (half, socket) = (folder.join("instances").join(fresh().as_str()), folder.join("instances/left.sock"));
     fs::create_dir(&half).unwrap();
@@ -460,6 +571,7 @@ async fn plant(house: &House, v2: &Path, spare: &SandboxId) -> Planted {
         paths: vec![half, socket, cgroup, lease, layer],
         mount,
         left,
+        agent,
         foreign,
         foreign_process: Sleeper::in_cgroup(&others),
         foreign_paths: vec![readme, others],
@@ -488,6 +600,12 @@ async fn j1_something_of_every_kind_is_told_by_audit_removed_by_reconcile_and_no
     let daemon = house.start();
     let client = daemon.client();
     has_begun(&client);
+    // Others who live beside us: a daemon on another folder, and somebody's container, both in cgroups among ours.
+    let mut neighbours = House::with_config("");
+    neighbours.cgroup_prefix.clone_from(&house.cgroup_prefix);
+    let neighbour = neighbours.start();
+    let theirs = create(&neighbour.client());
+    let container = Container::run(&format!("/{}/container", house.cgroup_prefix));
     let (ours, spare) = (create(&client), create(&client));
     let mut planted = plant(&house, &v2, &spare.id).await;
     let all = "instance record half_made unsupervised mount cgroup layer socket spare lease lock fence";
@@ -520,6 +638,7 @@ async fn j1_something_of_every_kind_is_told_by_audit_removed_by_reconcile_and_no
     }
     assert!(planted.paths.iter().all(|path| fs::symlink_metadata(path).is_err()), "{:?}", planted.paths);
     eventually("what ran in them ended", || planted.left.has_ended());
+    eventually("agents too", || planted.agent.iter().all(|(_, agent)| !is_alive(*agent)));
     assert!(!planted.mount.is_there());
     // A spare is in no list.
     for sandbox in planted.strays.iter().chain([&planted.spare]) {
@@ -533,6 +652,12 @@ async fn j1_something_of_every_kind_is_told_by_audit_removed_by_reconcile_and_no
     assert_eq!(house.provider().observe(&foreign).await.unwrap().state, InstanceState::Running);
     assert!(planted.foreign_paths.iter().all(|path| path.exists()));
     assert!(planted.foreign_mount.is_there() && !planted.foreign_process.has_ended());
+    assert!(container.is_well(), "somebody's container, with its mount");
+    drop(container);
+    let seen = neighbour.client().sandbox(&theirs.id).verify().unwrap();
+    assert_eq!((seen.phase, seen.generation), (Phase::Ready, theirs.generation), "somebody else's sandbox");
+    neighbour.client().sandbox(&theirs.id).delete(None).unwrap();
+    support::restart::settled(&neighbour.client(), &theirs.id);
     let seen = client.sandbox(&ours.id).verify().unwrap();
     assert_eq!((seen.phase, seen.generation), (Phase::Ready, ours.generation));
 
@@ -547,6 +672,7 @@ async fn j1_something_of_every_kind_is_told_by_audit_removed_by_reconcile_and_no
         client.sandbox(sandbox).delete(None).unwrap();
         support::restart::settled(&client, sandbox);
     }
+    neighbours.assert_nothing_left();
     house.assert_nothing_left();
 }
 

@@ -257,10 +257,17 @@ fn o5_prometheus_scrapes_a_daemon_fires_what_is_staged_and_nothing_else_and_reso
     fs::write(at("key"), made["secret"].as_str().unwrap()).unwrap();
     // Our rules as they are, but for how long they wait and go on.
     let rules = fs::read_to_string(deploy().join("prometheus/viv.rules.yml")).unwrap();
+    let mut name = "";
     let rules: Vec<String> = rules
         .lines()
         .map(|line| match line.trim_start().split_once(": ") {
+            // Before the first scrape there is no daemon either.
+            Some(("for", _)) if name == "daemon_down" => "        for: 15s".to_owned(),
             Some((word @ ("for" | "keep_firing_for"), _)) => format!("        {word}: 1s"),
+            Some(("- alert", alert)) => {
+                name = alert;
+                line.to_owned()
+            }
             Some(_) | None => line.to_owned(),
         })
         .collect();
@@ -320,6 +327,10 @@ fn o5_prometheus_scrapes_a_daemon_fires_what_is_staged_and_nothing_else_and_reso
     let lasting = set(&["sandbox_timeout_high", "several_corrupted", "webhook_dead_letters"]);
     wait("the rest resolves", &|| alerts(&base, "2s") == lasting);
     assert_eq!(alerts(&base, "1h"), staged, "and nothing else ever fired");
+
+    // What is dead says nothing, and that is heard.
+    daemon.kill();
+    wait("a daemon that is dead fires", &|| alerts(&base, "2s").contains("daemon_down"));
 }
 
 /// Starts it on a port that was free a moment ago, and elsewhere if somebody was quicker.

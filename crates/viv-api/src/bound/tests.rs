@@ -31,7 +31,7 @@ fn bare(pattern: &str) -> String {
 
 agrees! {
     actor: ActorName, argument: Argument, cause: CauseCode, command_env_value: CommandEnvValue, component: ComponentName, cursor: Cursor, env_name: EnvName, env_value: EnvValue,
-    file_mode: FileMode, idempotency_key: IdempotencyKey, image: ImageName, key_id: KeyId, key_name: KeyName,
+    file_mode: FileMode, from_address: FromAddress, idempotency_key: IdempotencyKey, image: ImageName, key_id: KeyId, key_name: KeyName,
     label_key: LabelKey, label_value: LabelValue, lease: LeaseName, note: Note, path: Path, project: ProjectName,
     sandbox_name: SandboxName, sandbox_ref: SandboxRef, user: UserName,
 }

@@ -264,6 +264,11 @@ text!(
     is_printable
 );
 text!(
+    /// From which address somebody came, as it is told: without a port.
+    FromAddress, "an address", 1, 64, PRINTABLE_PATTERN, "without control characters", "192.0.2.7",
+    is_printable
+);
+text!(
     /// A kind of event, or how several of them begin.
     EventKind, "a kind of event", 1, 64, "^[a-z][a-z_]*(\\.[a-z][a-z_]*)*$",
     "small letters and underscores, in parts with a dot between", "execution", |text| {

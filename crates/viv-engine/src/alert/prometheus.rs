@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::{Measure, RULES, Rule};
-use crate::metrics::Family;
+use crate::metrics::{Family, family};
 
 const HEAD: &str =
     "# Made from the table in crates/viv-engine/src/alert/rule.rs: UPDATE=1 cargo test -p viv-engine deploy\n";
@@ -13,6 +13,20 @@ const KEEPS_S: u64 = 60;
 
 /// How far apart samples are in tests.
 const STEP_S: u64 = 15;
+
+/// What no daemon can say of itself: that there is none, or that nobody reaches it. So it is in no table of the daemon.
+mod down {
+    use crate::metrics::family;
+
+    pub(super) const NAME: &str = "daemon_down";
+    pub(super) const FOR_S: u64 = 60;
+    pub(super) const SUMMARY: &str = "no daemon tells its figures";
+    pub(super) const COMMAND: &str = "viv version";
+
+    pub(super) fn expr() -> String {
+        format!("absent({})", family::BUILD.name)
+    }
+}
 
 /// A file of rules.
 pub fn rules() -> String {
@@ -29,6 +43,15 @@ pub fn rules() -> String {
             rule.helps
         );
     }
+    let _ = write!(
+        text,
+        "      - alert: {}\n        expr: {}\n        for: {}s\n        labels:\n          severity: critical\n        annotations:\n          summary: {}\n          command: {}\n",
+        down::NAME,
+        down::expr(),
+        down::FOR_S,
+        down::SUMMARY,
+        down::COMMAND
+    );
     text
 }
 
@@ -51,7 +74,40 @@ pub fn tests() -> String {
             one(&mut text, rule, case);
         }
     }
+    death(&mut text);
     text
+}
+
+/// A daemon that tells its figures, is gone for a while, and comes back.
+fn death(text: &mut String) {
+    let (lives, gone) = (20, 2 * down::FOR_S / STEP_S + 40);
+    let labels: Vec<String> = family::BUILD.labels.iter().map(|label| format!("{label}=\"x\"")).collect();
+    let _ = write!(
+        text,
+        "  - interval: {STEP_S}s\n    input_series:\n      - series: '{}{{{}}}'\n        values: '1x{lives} stale _x{gone} 1x400'\n    alert_rule_test:\n",
+        family::BUILD.name,
+        labels.join(",")
+    );
+    let died_s = (lives + 1) * STEP_S;
+    let back_s = died_s + (gone + 2) * STEP_S;
+    for (at_s, fires) in [
+        (died_s - STEP_S, false),
+        (died_s + down::FOR_S - STEP_S, false),
+        (died_s + 2 * down::FOR_S, true),
+        (back_s + STEP_S, false),
+    ] {
+        let _ = write!(text, "      - eval_time: {at_s}s\n        alertname: {}\n", down::NAME);
+        if !fires {
+            text.push_str("        exp_alerts: []\n");
+            continue;
+        }
+        let _ = write!(
+            text,
+            "        exp_alerts:\n          - exp_labels:\n              severity: critical\n            exp_annotations:\n              summary: {}\n              command: {}\n",
+            down::SUMMARY,
+            down::COMMAND
+        );
+    }
 }
 
 /// Samples until it fires, and some.

@@ -92,6 +92,7 @@ families! {
     PROBE_FAILURES = "viv_probe_failures_total", Kind::Counter, ["check", "finding"], "Probes that were not well.";
     EXECUTIONS = "viv_executions_started_total", Kind::Counter, [], "Commands that were started through the API.";
     EXECUTIONS_QUEUED = "viv_executions_queued", Kind::Gauge, [], "Commands that wait to be started.";
+    EXECUTIONS_ENDED = "viv_executions_ended_total", Kind::Counter, [], "Commands that ended, whoever started them.";
     EXECUTIONS_TIMED_OUT = "viv_executions_timed_out_total", Kind::Counter, [], "Commands that were ended because they took too long.";
     CANCELLATIONS = "viv_cancellations_total", Kind::Counter, ["outcome"], "Commands that were to be ended, and what came of that.";
     CANCELLATION_SECONDS = "viv_cancellation_seconds", Kind::Histogram(QUICK_S), [], "From the wish to end a command to its whole tree being gone.";

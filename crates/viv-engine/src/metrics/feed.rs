@@ -117,8 +117,10 @@ impl Feed {
             "sandbox.created" => metrics.count(&family::CREATED, &[]),
             "sandbox.save_failed" => metrics.count(&family::SAVES_FAILED, &[]),
             "orphan.collected" => metrics.count(&family::ORPHANS_COLLECTED, &[]),
-            "execution.ended" if line.cause.as_deref() == Some("timed_out") => {
-                metrics.count(&family::EXECUTIONS_TIMED_OUT, &[]);
+            "execution.ended" => {
+                metrics.count(&family::EXECUTIONS_ENDED, &[]);
+                let is_late = line.cause.as_deref() == Some("timed_out");
+                metrics.add(&family::EXECUTIONS_TIMED_OUT, &[], f64::from(u8::from(is_late)));
             }
             "task.created" => metrics.count(&family::TASKS_CREATED, &[]),
             "task.started" | "task.stop_requested" => self.task_line(line, metrics),
@@ -331,10 +333,14 @@ mod tests {
             &NewLine { cause: Some("timed_out".to_owned()), ..line(1, 9, "execution.ended", None, &Cause::Idle) },
             &metrics,
         );
+        feed.line(
+            &NewLine { cause: Some("exited".to_owned()), ..line(1, 10, "execution.ended", None, &Cause::Idle) },
+            &metrics,
+        );
         let count = |family: &'static crate::metrics::Family| metrics.sum(family).round() as i64;
         assert_eq!((count(&family::TASKS_CREATED), count(&family::TASKS_STARTED)), (1, 2), "each run begins once");
         assert_eq!(count(&family::TASK_STOP_SECONDS), 1, "the second run was not stopped");
-        assert_eq!(count(&family::EXECUTIONS_TIMED_OUT), 1);
+        assert_eq!((count(&family::EXECUTIONS_TIMED_OUT), count(&family::EXECUTIONS_ENDED)), (1, 2));
         assert!(feed.tasks.is_empty());
     }
 

@@ -95,8 +95,11 @@ async fn document() -> Answer {
 }
 
 async fn reconcilers(State(state): State<ServerState>) -> Answer {
-    let all = state.engine().reconcilers();
-    Ok(show::ok(&Page::whole(all.iter().map(|status| show::reconciler(status, &state)).collect())))
+    Ok(show::ok(&Page::whole(all_reconcilers(&state))))
+}
+
+fn all_reconcilers(state: &ServerState) -> Vec<Reconciler> {
+    state.engine().reconcilers().iter().map(|status| show::reconciler(status, state)).collect()
 }
 
 async fn doctor(State(state): State<ServerState>, caller: Caller) -> Answer {
@@ -157,10 +160,11 @@ async fn doctor(State(state): State<ServerState>, caller: Caller) -> Answer {
     let provider = engine.provider();
     let capabilities = viv_api::provider::capabilities(&engine.capabilities().await);
     // To whom they go is for those who run the host.
-    let traces = if caller.is_admin() { traces(engine.clone()).await } else { None };
+    let (traces, reconcilers) =
+        if caller.is_admin() { (traces(engine.clone()).await, all_reconcilers(&state)) } else { (None, Vec::new()) };
     let saves_memory_by = provider.saves_memory_by();
     let provider = provider.name().to_owned();
-    Ok(show::ok(&Doctor { provider, capabilities, findings, saves_memory_by, traces }))
+    Ok(show::ok(&Doctor { provider, capabilities, findings, saves_memory_by, traces, reconcilers }))
 }
 
 /// What the last run of a reconciler could not do, as a whole or in a part. What went wrong names places on the host, which

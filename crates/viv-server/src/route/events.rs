@@ -93,6 +93,8 @@ async fn list(
         kind: query.kind.map(String::from),
         cause: query.cause.map(String::from),
         by: query.by.map(String::from),
+        from: query.address.map(String::from),
+        until_ms: query.until_ms.map(MomentMs::get),
     };
     // A browser that lost its connection says itself what it has seen.
     let seen = headers.get(LAST_EVENT_ID).map(|value| value.to_str().ok().and_then(|text| text.parse().ok()));

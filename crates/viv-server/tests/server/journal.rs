@@ -7,8 +7,10 @@ use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
+use viv_core::lifecycle::Actor;
 use viv_provider::conformance::program::Program;
 use viv_server::Bounds;
+use viv_store::NewLine;
 
 use crate::world::{PATIENCE, World, bare, until};
 
@@ -108,7 +110,7 @@ async fn s5_a_reader_that_does_not_read_is_let_go() {
         world.admin
     );
     slow.write_all(head.as_bytes()).await.unwrap();
-    let line = viv_store::NewLine {
+    let line = NewLine {
         at_ms: 1,
         project: None,
         sandbox: None,
@@ -117,7 +119,7 @@ async fn s5_a_reader_that_does_not_read_is_let_go() {
         from: None,
         to: None,
         cause: None,
-        by: viv_core::lifecycle::Actor::part("test"),
+        by: Actor::part("test"),
         data: json!({"filler": "x".repeat(32 << 10)}),
     };
     // More than the kernel's buffers of both ends take.
@@ -286,4 +288,34 @@ async fn o7_what_is_done_inside_is_in_the_journal_with_who_and_from_where() {
     assert_eq!((&timeouts["numerator"], &timeouts["denominator"]), (&json!(0), &json!(2)), "{stats}");
     assert_eq!((&timeouts["met"], &target("inactivity_rate")["met"]), (&json!(true), &json!(null)), "{stats}");
     assert_eq!(target("cancel_time")["denominator"], 1, "{stats}");
+}
+
+#[tokio::test]
+async fn o7_what_somebody_did_from_an_address_and_until_when_is_asked_for() {
+    let world = World::new().await;
+    let store = world.engine.store();
+    let line = |at_ms: u64, from: Option<&str>| NewLine {
+        at_ms,
+        project: None,
+        sandbox: None,
+        generation: None,
+        kind: "test.did".to_owned(),
+        from: None,
+        to: None,
+        cause: None,
+        by: Actor { who: "key:key_1".to_owned(), from: from.map(str::to_owned) },
+        data: json!({}),
+    };
+    let lines =
+        vec![line(1, Some("192.0.2.7")), line(2, None), line(3, Some("192.0.2.70")), line(4, Some("192.0.2.7"))];
+    store.append(world.engine.epoch(), lines).await.unwrap();
+    let times = async |query: &str| {
+        let page = world.get(&format!("/v1/events?kind=test&{query}")).await.is(200).json();
+        let items = page["items"].as_array().unwrap().clone();
+        items.iter().map(|line| line["at_ms"].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(times("address=192.0.2.7").await, [1, 4]);
+    assert_eq!(times("until_ms=3").await, [1, 2, 3]);
+    assert_eq!(times("address=192.0.2.7&since_ms=2&until_ms=4").await, [4]);
+    assert_eq!(times("address=192.0.2").await, [0; 0]);
 }

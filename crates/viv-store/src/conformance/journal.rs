@@ -128,6 +128,7 @@ pub(super) async fn o7_pages_of_what_is_rare_end_and_miss_nothing(lab: &Lab) {
         ["execution.started", "execution.ended", "executions"][at as usize % 3].clone_into(&mut line.kind);
         line.cause = (at % 1_900 == 7).then(|| "expired".to_owned());
         line.by = Actor::part(["engine", "key:a", "key:a from the inside", "key:ab"][at as usize % 4]);
+        line.by.from = (at % 4 == 1).then(|| ["10.0.0.1", "10.0.0.11"][at as usize / 4 % 2].to_owned());
         line
     });
     let all: Vec<NewLine> = lines.collect();
@@ -139,7 +140,9 @@ pub(super) async fn o7_pages_of_what_is_rare_end_and_miss_nothing(lab: &Lab) {
         JournalSearch { cause: text("expired"), ..none.clone() },
         JournalSearch { cause: text("never"), ..none.clone() },
         JournalSearch { by: text("key:a"), kind: text("execution"), ..none.clone() },
-        JournalSearch { by: text("engine"), cause: text("expired"), kind: text("execution.ended") },
+        JournalSearch { by: text("engine"), cause: text("expired"), kind: text("execution.ended"), ..none.clone() },
+        JournalSearch { from: text("10.0.0.1"), by: text("key:a"), ..none.clone() },
+        JournalSearch { until_ms: Some(LINES - 1_200), cause: text("expired"), ..none.clone() },
     ];
     for search in searches {
         for since_ms in [None, Some(LINES - 1_500)] {
@@ -167,6 +170,9 @@ pub(super) async fn o7_pages_of_what_is_rare_end_and_miss_nothing(lab: &Lab) {
         }
     }
     assert!(empty > 0, "some of them found nothing, though there were more");
+    let looked = |search: JournalSearch| all.iter().filter(|line| search.takes(line)).count() as u64;
+    assert_eq!(looked(JournalSearch { from: text("10.0.0.1"), ..none.clone() }), LINES / 8, "whole addresses");
+    assert_eq!(looked(JournalSearch { until_ms: Some(9), ..none.clone() }), 10, "then, and before");
     let by = JournalSearch { by: text("key:a"), ..none };
     let taken: Vec<bool> = all[..4].iter().map(|line| by.takes(line)).collect();
     assert_eq!(taken, [false, true, true, false], "whole names");

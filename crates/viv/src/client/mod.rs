@@ -32,6 +32,7 @@ pub(crate) mod new;
 mod progress;
 mod ps;
 mod reconcile;
+mod reconcilers;
 mod report;
 mod reset;
 mod rest;
@@ -66,6 +67,7 @@ use viv_api::bound::SandboxRef;
 use viv_api::client::{Client, Location, SandboxHandle};
 
 pub(crate) use diagnose::diagnose;
+pub(crate) use reconcilers::reconcilers;
 pub(crate) use show::finding;
 
 use crate::fail::{self, FAILED, NOT_THE_COMMAND};

@@ -13,7 +13,7 @@ use viv_api::query::ListEvents;
 
 use super::super::{now_ms, terminal};
 use super::Sort;
-use super::look::{Look, Seen};
+use super::look::{Look, Page, Turns};
 use super::view::{Ask, Key, View};
 use crate::fail::SIGNAL_BASE;
 
@@ -39,7 +39,7 @@ const LEAVE: &[u8] = b"\x1b[?25h\x1b[?1049l";
 /// What the loop hears.
 enum Said {
     Key(Key),
-    Seen(Result<(Vec<Seen>, bool), ClientError>),
+    Seen(Result<Page, ClientError>),
     Text { title: String, text: Result<String, ClientError> },
     Stopped(Result<String, ClientError>),
     Signal(u8),
@@ -107,7 +107,7 @@ fn show(
                 Ask::Quit => return Ok(ExitCode::SUCCESS),
                 ask => in_background(look.clone(), ask, say.clone()),
             },
-            Ok(Said::Seen(Ok((seen, more)))) => view.update(seen, more),
+            Ok(Said::Seen(Ok(page))) => view.update(page),
             Ok(Said::Seen(Err(error))) => view.notice(&format!("cannot look: {error}")),
             Ok(Said::Text { title, text: Ok(text) }) => view.text(&title, &text),
             Ok(Said::Stopped(Ok(words))) => {
@@ -156,9 +156,10 @@ fn in_background(look: Look, ask: Ask, say: Sender<Said>) {
 
 fn look_again_and_again(look: Look, poked: Receiver<()>, say: Sender<Said>) {
     thread::spawn(move || {
+        let mut turns = Turns::default();
         loop {
             let began = Instant::now();
-            if say.send(Said::Seen(look.at_a_page())).is_err() {
+            if say.send(Said::Seen(look.at_a_page(&mut turns))).is_err() {
                 return;
             }
             let _ = poked.recv_timeout(EVERY);

@@ -1,5 +1,7 @@
 //! What is looked at.
 
+use std::collections::BTreeMap;
+
 use viv_api::ErrorCode;
 use viv_api::bound::{LabelFilter, LogBytes, PageLimit, SandboxRef, WaitMs};
 use viv_api::client::{Client, ClientError};
@@ -15,7 +17,7 @@ use super::super::table::clean;
 /// Sandboxes that are shown live at most.
 const SANDBOXES_MAX: u64 = 200;
 
-/// Sandboxes whose figures are asked for in one look, each with a call of its own.
+/// Sandboxes whose figures are asked for in one look, each with a call of its own: of more, in turn.
 const FIGURES_MAX: usize = 50;
 
 /// Tasks that are looked at.
@@ -33,6 +35,46 @@ pub(super) struct Seen {
     pub(super) sandbox: Sandbox,
     pub(super) resources: Option<Resources>,
     pub(super) task: Option<Task>,
+}
+
+/// What one look saw.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Page {
+    /// The newest of them.
+    pub(super) seen: Vec<Seen>,
+    /// Whether there are more.
+    pub(super) more: bool,
+    /// Of how many of those that run figures were asked for in this look, where not of all.
+    pub(super) asked: Option<(usize, usize)>,
+}
+
+/// Figures of looks before: who is not asked in this one has those.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    look: u64,
+    /// In which look it was asked last, and what it answered.
+    known: BTreeMap<SandboxId, (u64, Option<Resources>)>,
+}
+
+impl Turns {
+    /// Who is asked in this look: those that were not for longest, and of those the newest.
+    fn next(&mut self, running: &[SandboxId]) -> Vec<SandboxId> {
+        self.look += 1;
+        self.known.retain(|id, _| running.contains(id));
+        let mut turn: Vec<&SandboxId> = running.iter().collect();
+        turn.sort_by_key(|id| self.known.get(*id).map_or(0, |(look, _)| *look));
+        turn.into_iter().take(FIGURES_MAX).cloned().collect()
+    }
+
+    fn answered(&mut self, sandbox: &SandboxId, resources: Option<Resources>) {
+        self.known.insert(sandbox.clone(), (self.look, resources));
+    }
+
+    /// What is known of it; nothing of a generation that is gone.
+    fn of(&self, sandbox: &Sandbox) -> Option<Resources> {
+        let known = self.known.get(&sandbox.id).and_then(|(_, resources)| resources.clone());
+        known.filter(|resources| resources.generation == sandbox.generation)
+    }
 }
 
 /// Whom to ask, and about what.
@@ -88,23 +130,26 @@ impl Look {
         Ok(seen)
     }
 
-    /// The newest page of them, with the figures of the first, and whether there are more.
-    pub(super) fn at_a_page(&self) -> Result<(Vec<Seen>, bool), ClientError> {
+    /// The newest page of them, with the figures of those whose turn it is, and of the others those of before.
+    pub(super) fn at_a_page(&self, turns: &mut Turns) -> Result<Page, ClientError> {
         let query = ListSandboxes { limit: Some(PageLimit::nearest(SANDBOXES_MAX)), ..self.query() };
         let page = self.client.list(&query)?;
         let tasks = self.tasks()?;
-        let (mut seen, mut asked) = (Vec::new(), 0);
-        for sandbox in page.items {
-            let runs =
-                matches!(sandbox.status, Status::Ready | Status::Unverified | Status::Verifying | Status::Frozen);
-            let is_there = runs && asked < FIGURES_MAX;
-            asked += usize::from(is_there);
+        let runs = |sandbox: &&Sandbox| {
+            matches!(sandbox.status, Status::Ready | Status::Unverified | Status::Verifying | Status::Frozen)
+        };
+        let running: Vec<SandboxId> = page.items.iter().filter(runs).map(|sandbox| sandbox.id.clone()).collect();
+        let turn = turns.next(&running);
+        for sandbox in &turn {
             // One that does not answer must not hide the others: it has no figures.
-            let resources = if is_there { self.resources(&sandbox.id).ok().flatten() } else { None };
-            let task = tasks.iter().find(|task| task.sandbox == sandbox.id).cloned();
-            seen.push(Seen { sandbox, resources, task });
+            turns.answered(sandbox, self.resources(sandbox).ok().flatten());
         }
-        Ok((seen, page.next.is_some()))
+        let asked = (turn.len() < running.len()).then_some((turn.len(), running.len()));
+        let seen = page.items.into_iter().map(|sandbox| {
+            let task = tasks.iter().find(|task| task.sandbox == sandbox.id).cloned();
+            Seen { resources: turns.of(&sandbox), task, sandbox }
+        });
+        Ok(Page { seen: seen.collect(), more: page.next.is_some(), asked })
     }
 
     /// The ends of its logs.
@@ -134,5 +179,36 @@ impl Look {
     pub(super) fn stop(&self, sandbox: &SandboxId) -> Result<Sandbox, ClientError> {
         let request = StopSandbox { wait_ms: Some(WaitMs::nearest(0)), failed_save: None };
         Ok(self.client.sandbox(SandboxRef::from(sandbox)).stop(&request)?.into_sandbox())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn o1_all_are_asked_in_turn_and_keep_their_figures_until_then() {
+        let all: Vec<SandboxId> = (0..120).map(|at| format!("sbx_{at:03}").parse().unwrap()).collect();
+        let mut turns = Turns::default();
+        let mut look = |all: &[SandboxId]| {
+            let turn = turns.next(all);
+            for sandbox in &turn {
+                turns.answered(sandbox, None);
+            }
+            turn
+        };
+        assert_eq!(look(&all), all[..FIGURES_MAX], "the newest first");
+        assert_eq!(look(&all), all[FIGURES_MAX..2 * FIGURES_MAX]);
+        // Then the oldest, and those that were asked first again.
+        let third = look(&all);
+        assert_eq!(third[..20], all[2 * FIGURES_MAX..]);
+        assert_eq!(third[20..], all[..FIGURES_MAX - 20]);
+        // Who is new is asked at once, and few are asked at each look.
+        let new: SandboxId = "sbx_new".parse().unwrap();
+        let more: Vec<SandboxId> = [&new].into_iter().chain(&all).cloned().collect();
+        assert_eq!(look(&more)[0], new);
+        let few = &all[..3];
+        assert_eq!((look(few).len(), look(few).len()), (3, 3));
+        assert_eq!(turns.known.len(), 3, "who is gone is forgotten");
     }
 }

@@ -6,7 +6,7 @@
 //!   signals, answers to what was asked for ──┘       └──► Ask: stop, logs, diagnosis, in a thread of their own
 //! ```
 //!
-//! What is looked at is bounded: one page of sandboxes, and the figures of the first of them. Looking is nobody's
+//! What is looked at is bounded: one page of sandboxes, and the figures of some of them, in turn. Looking is nobody's
 //! activity, and wakes nothing.
 
 mod live;

@@ -6,7 +6,7 @@ use viv_core::SandboxId;
 
 use super::super::table::{NONE, age, clean, cut};
 use super::Sort;
-use super::look::Seen;
+use super::look::{Page, Seen};
 use crate::text::bytes;
 
 /// Lines above the first sandbox, and below the last.
@@ -70,6 +70,7 @@ enum Shown {
 pub(super) struct View {
     seen: Vec<Seen>,
     more: bool,
+    asked: Option<(usize, usize)>,
     sort: Sort,
     reversed: bool,
     marked: Option<SandboxId>,
@@ -123,15 +124,25 @@ fn cause(one: &Seen) -> Option<String> {
 impl View {
     pub(super) fn new(sort: Sort) -> Self {
         let notice = Some("looking …".to_owned());
-        Self { seen: Vec::new(), more: false, sort, reversed: false, marked: None, shown: Shown::Table, notice }
+        Self {
+            seen: Vec::new(),
+            more: false,
+            asked: None,
+            sort,
+            reversed: false,
+            marked: None,
+            shown: Shown::Table,
+            notice,
+        }
     }
 
     /// This is what there is now.
-    pub(super) fn update(&mut self, seen: Vec<Seen>, more: bool) {
+    pub(super) fn update(&mut self, page: Page) {
         if self.seen.is_empty() && self.notice.as_deref() == Some("looking …") {
             self.notice = None;
         }
-        (self.seen, self.more) = (seen, more);
+        let Page { seen, more, asked } = page;
+        (self.seen, self.more, self.asked) = (seen, more, asked);
         self.order();
     }
 
@@ -276,7 +287,9 @@ impl View {
         }
         let counts: Vec<String> = counts.iter().map(|(status, count)| format!("{count} {status}")).collect();
         let more = if self.more { ", the newest of more" } else { "" };
-        format!("viv top: {} sandboxes{more}  {}", self.seen.len(), counts.join(", "))
+        // Of the others they are those of looks before.
+        let asked = self.asked.map_or(String::new(), |(asked, of)| format!(", figures of {asked} of {of}"));
+        format!("viv top: {} sandboxes{more}{asked}  {}", self.seen.len(), counts.join(", "))
     }
 
     /// The head, and those that fit.
@@ -338,9 +351,13 @@ mod tests {
         Seen { sandbox: one, resources: Some(resources.unwrap()), task: None }
     }
 
+    fn page(seen: Vec<Seen>) -> Page {
+        Page { seen, ..Page::default() }
+    }
+
     fn view() -> View {
         let mut view = View::new(Sort::Cpu);
-        view.update(vec![seen("a", 10, 5), seen("b", 30, 1), seen("c", 20, 9)], false);
+        view.update(page(vec![seen("a", 10, 5), seen("b", 30, 1), seen("c", 20, 9)]));
         view
     }
 
@@ -387,7 +404,7 @@ mod tests {
         all[1].task = Some(at_work(&all[1].sandbox.id, "running"));
         all[2].task = Some(at_work(&all[2].sandbox.id, "preparing"));
         let mut view = View::new(Sort::Name);
-        view.update(all, false);
+        view.update(page(all));
         let lines = view.lines(24, 120, 100_000).0;
         let cells = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         assert_eq!(cells(&lines[1]), ["NAME↓", "STATUS", "AGE", "CPU%", "MEMORY", "PROBED", "TASK", "CAUSE"]);
@@ -418,7 +435,7 @@ mod tests {
         assert_eq!(view.key(Key::Char('n'), 24), Ask::Nothing);
         view.key(Key::Char('s'), 24);
         // Whoever comes first meanwhile, what was asked about is what is stopped.
-        view.update(vec![seen("0", 99, 1), seen("b", 30, 1)], false);
+        view.update(page(vec![seen("0", 99, 1), seen("b", 30, 1)]));
         assert_eq!(view.key(Key::Char('y'), 24), Ask::Stop("sbx_b".parse().unwrap()));
         assert_eq!(view.key(Key::Char('d'), 24), Ask::Diagnosis("sbx_b".parse().unwrap()));
         assert_eq!(view.key(Key::Char('l'), 24), Ask::Logs("sbx_b".parse().unwrap()));
@@ -432,7 +449,7 @@ mod tests {
     fn the_one_that_is_marked_is_on_the_screen_and_lines_fit() {
         let mut view = View::new(Sort::Name);
         let all: Vec<Seen> = (0..30).map(|at| seen(&format!("box{at:02}"), 1, 1)).collect();
-        view.update(all, true);
+        view.update(Page { seen: all, more: true, asked: Some((50, 73)) });
         for _ in 0..40 {
             view.key(Key::Down, 10);
         }
@@ -441,6 +458,8 @@ mod tests {
         assert!(lines[8].starts_with("box29") && lines[2].starts_with("box23"), "{lines:#?}");
         assert!(lines.iter().all(|line| line.chars().count() <= 40), "{lines:#?}");
         assert!(lines[0].starts_with("viv top: 30 sandboxes, the newest of"));
+        let wide = view.lines(10, 200, 100_000).0;
+        assert!(wide[0].starts_with("viv top: 30 sandboxes, the newest of more, figures of 50 of 73  "), "{}", wide[0]);
         view.seen[0].sandbox.status = Status::Ready;
         assert_eq!(view.lines(1, 5, 0).0.len(), 1, "a terminal of one line");
     }
