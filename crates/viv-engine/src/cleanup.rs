@@ -662,9 +662,7 @@ impl Inner {
                 let stopped = self.apply(&record.id, &Event::Stop { by: by.clone() }).await;
                 stopped.map(|_| true)
             }
-            CleanupKind::Age if is_past_deadline(record, self.clock.now_ms()) => {
-                self.put_to_rest(record, ENDED_MS).await
-            }
+            CleanupKind::Age if is_past_deadline(record, self.clock.now_ms()) => self.ask_for_its_end(record).await,
             CleanupKind::Age => self.put_to_rest_without_task(record, ENDED_MS).await,
             CleanupKind::Emergency => self.put_to_rest_without_task(record, idle_ms(config)).await,
         };
@@ -684,6 +682,7 @@ impl Inner {
     ) -> CleanupOutcome {
         let idle_ms = match item.kind {
             CleanupKind::Unhealthy | CleanupKind::Leftovers => return CleanupOutcome::Planned,
+            CleanupKind::Age if is_past_deadline(record, self.clock.now_ms()) => return CleanupOutcome::Planned,
             CleanupKind::Age => ENDED_MS,
             CleanupKind::Emergency => idle_ms(config),
         };
@@ -707,6 +706,20 @@ impl Inner {
         }
         let given_up = self.apply(&seen.id, &Event::Unhealthy { by: by.clone() }).await?;
         Ok(matches!(given_up, Applied::Changed(_)))
+    }
+
+    /// What has come to its hard deadline has ended, whatever was done in it, or its arbiter knows of a later one (T6, L5).
+    /// Whether it had ended; without an answer nothing is known (T7).
+    async fn ask_for_its_end(self: &Arc<Self>, seen: &Sandbox) -> Result<bool, EngineError> {
+        if self.look_at_expiry(seen).await? {
+            return Ok(true);
+        }
+        let record = self.load(&seen.id).await?;
+        if is_past_deadline(&record, self.clock.now_ms()) {
+            let what = "its provider does not say when it ends".to_owned();
+            return Err(EngineError::Invalid { what, hint: format!("viv doctor {}", seen.id) });
+        }
+        Ok(false)
     }
 
     /// The same as [`Self::put_to_rest`], unless a task is at work in it by now: between its steps nothing runs.

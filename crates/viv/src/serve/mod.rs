@@ -44,8 +44,8 @@ use viv_sandbox::{DriverKind, KeepMemory, LocalConfig, LocalProvider, Runtime, S
 use viv_server::{Build, LogRing, ServerConfig, ServerState};
 use viv_store::{ApiKey, KeyScope, Owner, Quota, SqliteStore, Sums, Weights};
 
-use crate::settings::{DAEMONS, Global};
 use crate::place;
+use crate::settings::{DAEMONS, Global};
 use config::{FileConfig, LazyRestore, SaveMemory};
 use owner::{Ownership, write_whole};
 use traces::Otlp;
