@@ -14,11 +14,11 @@ pub use map::{
     Argv, CommandEnv, Env, EventKinds, LabelFilter, Labels, Ports, Services, TaskEffects, TaskFiles, TaskSteps, Words,
 };
 pub use number::{
-    BackoffMs, CpuBurstUs, CpuMillis, CpuWeight, DiskBytes, ExecutionMs, ForkCount, GenerationNumber, HookMs, IdleMs,
-    IoBps, KeyLifetimeMs, LifetimeMs, ListDepth, LogBytes, MemoryBytes, MomentMs, Offset, OpenFiles, OutputBytes,
-    PageLimit, Port, Processes, QueueMs, ReadyMs, ReportedSteps, ReportsMax, Restarts, RunNumber, RunningMax,
-    SecretOverlapMs, Sequence, Signal, SnapshotsAgeMs, SnapshotsMax, StepNumber, TailLines, TaskMs, TerminalSide,
-    TtlMs, WaitMs,
+    BackoffMs, CleanupAgeMs, CpuBurstUs, CpuMillis, CpuWeight, DiskBytes, ExecutionMs, ForkCount, GenerationNumber,
+    HookMs, IdleMs, IoBps, KeyLifetimeMs, LifetimeMs, ListDepth, LogBytes, MemoryBytes, MomentMs, Offset, OpenFiles,
+    OutputBytes, PageLimit, Port, Processes, QueueMs, ReadyMs, ReportedSteps, ReportsMax, Restarts, RunNumber,
+    RunningMax, SecretOverlapMs, Sequence, Signal, SnapshotsAgeMs, SnapshotsMax, StepNumber, TailLines, TaskMs,
+    TerminalSide, TtlMs, WaitMs,
 };
 pub use text::{
     ActorName, Argument, CauseCode, CommandEnvValue, ComponentName, CronText, Cursor, EffectName, EnvName, EnvValue,

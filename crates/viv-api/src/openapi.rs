@@ -214,6 +214,7 @@ pub fn schemas() -> Vec<(String, RefOr<Schema>)> {
         alert::Alert,
         cleanup::BeginCleanup,
         cleanup::Cleanup,
+        cleanup::CleanupLayer,
         page::Page<alert::Alert>,
         page::Page<daemon::Reconciler>,
         page::Page<execution::Execution>,

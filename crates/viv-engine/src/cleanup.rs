@@ -104,11 +104,6 @@ impl CleanupKind {
     /// All of them, in the order of harm: what a layer makes go is not needed by the next ones.
     pub const ALL: [Self; 4] = [Self::Unhealthy, Self::Leftovers, Self::Age, Self::Emergency];
 
-    /// Which has this word.
-    pub fn of_word(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.as_str() == word)
-    }
-
     /// The word for it.
     pub fn as_str(self) -> &'static str {
         match self {

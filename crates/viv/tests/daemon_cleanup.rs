@@ -11,7 +11,8 @@ use support::daemon::{Daemon, PATIENCE, run};
 use support::held::unmount_root;
 use support::kill;
 use support::restart::House;
-use viv_api::cleanup::{BeginCleanup, Cleanup};
+use viv_api::bound::CleanupAgeMs;
+use viv_api::cleanup::{BeginCleanup, Cleanup, CleanupLayer};
 use viv_api::sandbox::{CreateSandbox, EnsureSandbox, Status};
 use viv_core::SandboxId;
 
@@ -77,8 +78,8 @@ impl By {
             Self::Api => return daemon.client().clean_up(asked).unwrap(),
             Self::Command => command.args(["--json", "cleanup"]),
         };
-        command.args(asked.layers.iter().flat_map(|layer| ["--layer", layer]));
-        command.args(asked.age_max_ms.iter().flat_map(|ms| ["--older-than".to_owned(), format!("{ms}ms")]));
+        command.args(asked.layers.iter().flat_map(|layer| ["--layer", layer.as_str()]));
+        command.args(asked.age_max_ms.iter().flat_map(|ms| ["--older-than".to_owned(), format!("{}ms", ms.get())]));
         command.args(asked.emergency.then_some("--emergency"));
         command.args(asked.dry_run.then_some("--dry-run"));
         let said = command.output().unwrap();
@@ -98,8 +99,8 @@ fn statuses(daemon: &Daemon, all: &[&SandboxId]) -> BTreeMap<SandboxId, Status> 
 }
 
 /// So long ago.
-fn since(began: Instant) -> Option<std::num::NonZeroU64> {
-    std::num::NonZeroU64::new(began.elapsed().as_millis() as u64)
+fn since(began: Instant) -> Option<CleanupAgeMs> {
+    CleanupAgeMs::new(began.elapsed().as_millis() as u64).ok()
 }
 
 #[test]
@@ -182,28 +183,28 @@ fn j2_each_layer_by_itself_finds_its_own_and_nothing_else() {
         let sick = unwell(&daemon, &format!("sick-{by:?}").to_lowercase());
         let idle: Vec<SandboxId> =
             (0..3).map(|number| kept(&daemon, &format!("idle-{by:?}-{number}").to_lowercase())).collect();
-        let layer = |name: &str| BeginCleanup { layers: vec![name.to_owned()], ..BeginCleanup::default() };
+        let layer = |layer| BeginCleanup { layers: vec![layer], ..BeginCleanup::default() };
         let ready: BTreeSet<SandboxId> = idle.iter().cloned().collect();
 
         // Five of ten are more than four tenths: the one that was not used for longest, and it alone.
-        let mut did = by.cleans(&daemon, &BeginCleanup { dry_run: true, ..layer("emergency") });
+        let mut did = by.cleans(&daemon, &BeginCleanup { dry_run: true, ..layer(CleanupLayer::Emergency) });
         support::eventually_within(PATIENCE, "nobody used them a moment ago", || {
-            did = by.cleans(&daemon, &BeginCleanup { dry_run: true, ..layer("emergency") });
+            did = by.cleans(&daemon, &BeginCleanup { dry_run: true, ..layer(CleanupLayer::Emergency) });
             did.items.iter().all(|item| item.outcome == "planned")
         });
         assert_eq!(seen(&did), [(&idle[0], "emergency", "hibernate", "planned")], "{by:?}: {did:#?}");
 
-        let did = by.cleans(&daemon, &layer("unhealthy"));
+        let did = by.cleans(&daemon, &layer(CleanupLayer::Unhealthy));
         assert_eq!(seen(&did), [(&sick, "unhealthy", "hibernate", "done")], "{by:?}: {did:#?}");
         daemon.wait_for(&sick, "it is saved", |sandbox| sandbox.status == Status::Hibernated);
 
-        let did = by.cleans(&daemon, &layer("leftovers"));
+        let did = by.cleans(&daemon, &layer(CleanupLayer::Leftovers));
         assert_eq!(seen(&did), [(&left, "leftovers", "stop", "done")], "{by:?}: {did:#?}");
         daemon.wait_for(&left, "it is over", |sandbox| sandbox.status == Status::Stopped);
 
-        let did = by.cleans(&daemon, &layer("age"));
+        let did = by.cleans(&daemon, &layer(CleanupLayer::Age));
         assert_eq!(did.found, 0, "nothing is too old, as it is set: {by:?}: {did:#?}");
-        let old = BeginCleanup { age_max_ms: std::num::NonZeroU64::new(1), ..layer("age") };
+        let old = BeginCleanup { age_max_ms: CleanupAgeMs::new(1).ok(), ..layer(CleanupLayer::Age) };
         support::eventually_within(PATIENCE, "they are old, and nobody uses them", || {
             let did = by.cleans(&daemon, &old);
             assert!(did.items.iter().all(|item| item.layer == "age" && ready.contains(&item.sandbox)), "{did:#?}");
@@ -212,7 +213,7 @@ fn j2_each_layer_by_itself_finds_its_own_and_nothing_else() {
         for id in &idle {
             daemon.wait_for(id, "it is saved", |sandbox| sandbox.status == Status::Hibernated);
         }
-        let did = by.cleans(&daemon, &layer("emergency"));
+        let did = by.cleans(&daemon, &layer(CleanupLayer::Emergency));
         assert_eq!(did.found, 0, "there is room: {by:?}: {did:#?}");
         for id in idle.iter().chain([&sick]) {
             daemon.remove(id);
@@ -220,7 +221,10 @@ fn j2_each_layer_by_itself_finds_its_own_and_nothing_else() {
     }
     let refused = daemon.viv().args(["cleanup", "--layer", "everything"]).output().unwrap();
     let said = String::from_utf8(refused.stderr).unwrap();
-    assert!(!refused.status.success() && said.contains("hint: unhealthy, leftovers, age, emergency"), "{said}");
+    assert!(
+        !refused.status.success() && said.contains("the layers are unhealthy, leftovers, age, emergency"),
+        "{said}"
+    );
     let refused = daemon.viv().args(["cleanup", "--layer", "age", "--older-than", "0s"]).output().unwrap();
     assert!(!refused.status.success(), "everything is older than nothing: {refused:?}");
 }

@@ -240,6 +240,10 @@ number!(
     SnapshotsAgeMs, "an age in milliseconds", 1_000, 3_650 * DAY_MS
 );
 number!(
+    /// How old a sandbox may be in one cleanup.
+    CleanupAgeMs, "an age in milliseconds", 1, 3_650 * DAY_MS
+);
+number!(
     /// How many items a page has at most.
     PageLimit, "a page's limit", 1, 1_000
 );

@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use axum::extract::State;
-use viv_api::cleanup::{BeginCleanup, Cleanup, CleanupItem};
-use viv_api::error::{ApiError, ErrorCode};
+use viv_api::cleanup::{BeginCleanup, Cleanup, CleanupItem, CleanupLayer};
 use viv_api::path;
 use viv_engine::cleanup::{self, CleanupKind, CleanupOrder, CleanupOutcome, CleanupReport};
 
@@ -28,7 +27,7 @@ async fn clean_up(
     caller: Caller,
     MaybeJson(asked): MaybeJson<BeginCleanup>,
 ) -> Answer {
-    let order = ordered(&asked)?;
+    let order = ordered(&asked);
     let (engine, by) = (state.engine().clone(), caller.actor());
     let report = regardless(async move { engine.cleanup(&order, by).await }).await?;
     Ok(show::ok(&shown(report, asked.dry_run)))
@@ -37,24 +36,24 @@ async fn clean_up(
 /// The layers that run when nobody names any: they take nothing away that somebody could want.
 const USUAL: [CleanupKind; 3] = [CleanupKind::Unhealthy, CleanupKind::Leftovers, CleanupKind::Age];
 
-fn ordered(asked: &BeginCleanup) -> Result<CleanupOrder, ApiError> {
-    let named = asked.layers.iter().map(|word| {
-        CleanupKind::of_word(word).ok_or_else(|| {
-            let words = CleanupKind::ALL.map(CleanupKind::as_str).join(", ");
-            ApiError::new(ErrorCode::InvalidRequest, format!("there is no layer {word:?} of cleanup")).hint(words)
-        })
-    });
-    let mut kinds = named.collect::<Result<Vec<_>, _>>()?;
+fn ordered(asked: &BeginCleanup) -> CleanupOrder {
+    let mut kinds: Vec<CleanupKind> = asked.layers.iter().copied().map(kind).collect();
     if kinds.is_empty() {
         kinds.extend(USUAL);
     }
+    kinds.extend(asked.age_max_ms.map(|_| CleanupKind::Age));
     kinds.extend(asked.emergency.then_some(CleanupKind::Emergency));
-    if asked.age_max_ms.is_some() && !kinds.contains(&CleanupKind::Age) {
-        let message = "an age is for the layer age, which is not among those that were named";
-        return Err(ApiError::new(ErrorCode::InvalidRequest, message).hint("name the layer age too, or no age"));
-    }
     let age_max = asked.age_max_ms.map(|ms| Duration::from_millis(ms.get()));
-    Ok(CleanupOrder { kinds, dry_run: asked.dry_run, age_max })
+    CleanupOrder { kinds, dry_run: asked.dry_run, age_max }
+}
+
+fn kind(layer: CleanupLayer) -> CleanupKind {
+    match layer {
+        CleanupLayer::Unhealthy => CleanupKind::Unhealthy,
+        CleanupLayer::Leftovers => CleanupKind::Leftovers,
+        CleanupLayer::Age => CleanupKind::Age,
+        CleanupLayer::Emergency => CleanupKind::Emergency,
+    }
 }
 
 fn shown(report: CleanupReport, dry_run: bool) -> Cleanup {

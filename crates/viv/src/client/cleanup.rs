@@ -1,10 +1,10 @@
 //! `viv cleanup`
 
 use std::fmt::Write as _;
-use std::num::NonZeroU64;
 use std::process::ExitCode;
 
-use viv_api::cleanup::{BeginCleanup, Cleanup};
+use viv_api::bound::CleanupAgeMs;
+use viv_api::cleanup::{BeginCleanup, Cleanup, CleanupLayer};
 
 use super::table::{Table, clean};
 use super::{Daemon, width};
@@ -17,11 +17,11 @@ use crate::text::parse_span;
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Only this layer, and others that are named so: unhealthy, leftovers, age, emergency
-    #[arg(long = "layer", value_name = "NAME")]
-    layers: Vec<String>,
-    /// For the layer age: whatever is older than this goes this time, unless it is in use
+    #[arg(long = "layer", value_name = "NAME", value_parser = parse_layer)]
+    layers: Vec<CleanupLayer>,
+    /// Whatever is older than this goes this time, by the layer age, unless it is in use
     #[arg(long, value_name = "SPAN", value_parser = parse_age)]
-    older_than: Option<NonZeroU64>,
+    older_than: Option<CleanupAgeMs>,
     /// Also put idle sandboxes to rest until every quota has a fifth left: persistent ones first, then who was not used
     /// for longest
     #[arg(long)]
@@ -31,8 +31,13 @@ pub(crate) struct Args {
     dry_run: bool,
 }
 
-fn parse_age(text: &str) -> Result<NonZeroU64, String> {
-    NonZeroU64::new(parse_span(text)?).ok_or_else(|| "it has to be longer than nothing".to_owned())
+fn parse_layer(text: &str) -> Result<CleanupLayer, String> {
+    let known = CleanupLayer::ALL.into_iter().find(|layer| layer.as_str() == text);
+    known.ok_or_else(|| format!("the layers are {}", CleanupLayer::ALL.map(CleanupLayer::as_str).join(", ")))
+}
+
+fn parse_age(text: &str) -> Result<CleanupAgeMs, String> {
+    CleanupAgeMs::new(parse_span(text)?).map_err(|error| error.to_string())
 }
 
 pub(super) fn run(args: &Args, daemon: &Daemon) -> anyhow::Result<ExitCode> {
