@@ -15,6 +15,7 @@ mod share;
 mod support;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
@@ -23,7 +24,7 @@ use support::criu::{self, criu};
 use support::daemon::{Daemon, PATIENCE, run};
 use support::disk::Disk;
 use support::restart::{House, all, instance_folder, shim_pid};
-use support::{eventually_within, kill};
+use support::{eventually_within, fresh_bytes, kill};
 use viv_api::bound::WaitMs;
 use viv_api::checkpoint::CheckpointCheck;
 use viv_api::diagnosis::Integrity;
@@ -32,8 +33,8 @@ use viv_api::sandbox::{
     CreateSandbox, EnsureSandbox, Hibernate, MemoryState, Phase, RestSandbox, Sandbox, Status, StopSandbox,
     TimelineEntry,
 };
-use viv_api::snapshot::Fork;
-use viv_core::{ExecutionId, Generation, SandboxId};
+use viv_api::snapshot::{CreateSnapshot, Fork};
+use viv_core::{ExecutionId, Generation, SandboxId, SnapshotId};
 
 /// Saved and resumed so often, unless `VIV_MEMORY_ROUNDS` says otherwise.
 const ROUNDS: u64 = 2;
@@ -600,6 +601,11 @@ impl Staged {
 
     /// It runs again with its files alone, in another generation than the attempt, and says why everywhere.
     fn assert_not_restored(&self, made: &Sandbox, execution: &ExecutionId, why: &str) {
+        let back = self.assert_begins_with_files(made, execution, why);
+        self.assert_files_only(&back, made);
+    }
+
+    fn assert_begins_with_files(&self, made: &Sandbox, execution: &ExecutionId, why: &str) -> Sandbox {
         let (daemon, id) = (&self.daemon, &made.id);
         let back = daemon.wait_for(id, "it is ready", |now| now.status == Status::Ready);
         let (state_of, said) = memory(&back);
@@ -609,7 +615,7 @@ impl Staged {
         assert!(lines.iter().any(|line| line.message.contains(why)), "{lines:#?}");
         let lost = state(daemon, id, execution);
         assert_eq!(lost, (ExecutionState::Lost, Some("memory_not_restored".to_owned())), "X5");
-        self.assert_files_only(&back, made);
+        back
     }
 
     fn assert_files_only(&self, back: &Sandbox, made: &Sandbox) {
@@ -991,7 +997,7 @@ fn t4_what_was_restored_and_does_not_work_is_followed_by_the_files() {
     let made = daemon.create_from(&request("box", &json!({"services": [service]})));
     run(&daemon.sandbox(&made.id), "echo kept > /workspace/file");
     let execution = start(daemon, &made.id, &["sh", "-c", "exec sleep 99999"]).id;
-    stop(daemon, &made.id);
+    let dump = dump_of(daemon, &stop(daemon, &made.id));
     staged.begin_ensure(&made.id);
     let restored = daemon.wait_for(&made.id, "it is being verified", |now| {
         now.phase == Phase::Verifying && now.generation == Generation(2)
@@ -999,7 +1005,36 @@ fn t4_what_was_restored_and_does_not_work_is_followed_by_the_files() {
     assert_eq!(memory(&restored).0, MemoryState::Restored);
     let agent = fs::read_to_string(instance_folder(daemon, &made.id).join("init.pid")).unwrap();
     kill(agent.trim().parse().unwrap(), Signal::KILL);
-    staged.assert_not_restored(&made, &execution, "what was restored does not work");
+    staged.assert_begins_with_files(&made, &execution, "what was restored does not work");
+    // It stays for a look, with what CRIU said, though its snapshot is replaced by the next one.
+    assert_kept_for_a_look(&dump, "what was restored does not work");
+    assert_eq!(memory(&stop(daemon, &made.id)).0, MemoryState::Kept);
+    collected(daemon);
+    assert_kept_for_a_look(&dump, "what was restored does not work");
+    assert_eq!(memory(&ensure(daemon, &made.id)), (MemoryState::Restored, String::new()), "the next one is another");
+    assert_eq!(run(&daemon.sandbox(&made.id), "cat /workspace/file").0, "kept\n");
+    // Until nothing of its sandbox is there.
+    daemon.remove(&made.id);
+    daemon.assert_nothing_left();
+}
+
+/// What was dumped, why it was not restored, and CRIU's word on that.
+#[track_caller]
+fn assert_kept_for_a_look(dump: &Path, why: &str) {
+    let said = fs::read_to_string(dump.join("not-restored")).unwrap();
+    assert!(said.contains(why), "{said}");
+    assert!(fs::metadata(dump.join("restore.log")).unwrap().len() > 0, "what CRIU said");
+    assert!(dump.join("manifest.json").is_file() && dump.join("kept/images").is_dir(), "what was dumped");
+}
+
+/// Waits until whatever nobody refers to has been taken away: what never was anybody's goes with it.
+fn collected(daemon: &Daemon) {
+    let nobodys = daemon.provider_folder().join("memory").join(SnapshotId::from_bytes(fresh_bytes()).as_str());
+    fs::create_dir(&nobodys).unwrap();
+    let of_nobody = daemon.create_from(&serde_json::from_value(json!({"name": "passing"})).unwrap());
+    daemon.sandbox(&of_nobody.id).make_snapshot(&CreateSnapshot::default(), None).unwrap();
+    daemon.remove(&of_nobody.id);
+    eventually_within(PATIENCE, "it is collected", || !nobodys.exists());
 }
 
 #[test]
@@ -1017,6 +1052,54 @@ fn l13_a_full_disk_is_followed_by_the_files() {
         until_more(&staged.daemon, &made.id, &holder, 0);
         staged.assert_not_saved_once_written(&made, &execution, "No space left")
     });
+}
+
+/// One look at a busy start is not the last word: what the doctor says is what is done, without another daemon.
+#[test]
+fn l13_a_criu_that_works_later_is_used_by_the_daemon_that_runs() {
+    let Some(criu) = criu() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("criu");
+    let write = |then: &str| {
+        let text = format!("#!/bin/sh\n[ $1 = --version ] || {then}\nexec {} \"$@\"\n", criu.display());
+        fs::write(folder.path().join("new"), text).unwrap();
+        fs::set_permissions(folder.path().join("new"), fs::Permissions::from_mode(0o755)).unwrap();
+        fs::rename(folder.path().join("new"), &path).unwrap();
+    };
+    write("exit 1");
+    let mut daemon = Daemon::start_with(&["--criu", path.to_str().unwrap()]);
+    let says = |daemon: &Daemon| {
+        let told = daemon.client().doctor().unwrap();
+        let one = told.capabilities.into_iter().find(|one| one.name == "save_memory").expect("it is told");
+        assert_eq!(one.has, told.saves_memory_by.is_some(), "it says one thing");
+        (one.has, one.reason.unwrap_or_default())
+    };
+    let (has, why) = says(&daemon);
+    assert!(!has && why.contains("does not work here"), "{why}");
+    let made = daemon.create_from(&request("box", &json!({})));
+    let counter = |daemon: &Daemon| {
+        let counter = start(daemon, &made.id, &["python3", "-u", "-c", COUNT]).id;
+        let before = until_more(daemon, &made.id, &counter, 0);
+        (counter, before)
+    };
+    counter(&daemon);
+    let (state_of, said) = memory(&stop(&daemon, &made.id));
+    assert!(state_of == MemoryState::NotSaved && said.contains("does not work here"), "{said}");
+    write("true");
+    assert_eq!(says(&daemon), (true, String::new()));
+    ensure(&daemon, &made.id);
+    let (execution, before) = counter(&daemon);
+    assert_eq!(memory(&stop(&daemon, &made.id)), (MemoryState::Kept, String::new()));
+    assert_eq!(memory(&ensure(&daemon, &made.id)), (MemoryState::Restored, String::new()));
+    assert_counts(&until_more(&daemon, &made.id, &execution, before.len()));
+    // And the other way round: what is gone is not promised.
+    fs::remove_file(&path).unwrap();
+    let (has, why) = says(&daemon);
+    assert!(!has && why.contains("there is no program"), "{why}");
+    let (state_of, said) = memory(&stop(&daemon, &made.id));
+    assert!(state_of == MemoryState::NotSaved && said.contains("there is no program"), "{said}");
+    daemon.remove(&made.id);
+    daemon.assert_nothing_left();
 }
 
 #[test]
