@@ -33,8 +33,11 @@ use viv_api::sandbox::{
     CreateSandbox, EnsureSandbox, Hibernate, MemoryState, Phase, RestSandbox, Sandbox, Status, StopSandbox,
     TimelineEntry,
 };
-use viv_api::snapshot::{CreateSnapshot, Fork};
+use viv_api::snapshot::{CreateSnapshot, Fork, SnapshotIntegrity};
 use viv_core::{ExecutionId, Generation, SandboxId, SnapshotId};
+
+/// Long enough to be made and to come as far as a dump on a crowded machine, and short enough to be waited for.
+const LIFETIME_MS: u64 = 15_000;
 
 /// Saved and resumed so often, unless `VIV_MEMORY_ROUNDS` says otherwise.
 const ROUNDS: u64 = 2;
@@ -80,9 +83,9 @@ print('it is held')
 time.sleep(100000)
 ";
 
-/// Each row is a transaction that is open for longer than it is not.
+/// Each row is a transaction, which stays open for as long as somebody wants.
 const WRITE_ROWS: &str = "
-import sqlite3, time
+import os, sqlite3, time
 db = sqlite3.connect('/workspace/db', isolation_level=None)
 db.execute('create table t(n)')
 n = 0
@@ -90,11 +93,22 @@ while True:
     n += 1
     db.execute('begin immediate')
     db.execute('insert into t values(?)', (n,))
+    if os.path.exists('/workspace/stay'):
+        open('/workspace/within', 'w').close()
+        while os.path.exists('/workspace/stay'):
+            time.sleep(0.005)
+        os.remove('/workspace/within')
     time.sleep(0.05)
     db.execute('commit')
     print(n)
     time.sleep(0.005)
 ";
+
+/// From here on a transaction is open, and what it wrote is in its journal.
+const STAY: &str = "touch stay; while [ ! -e within ]; do sleep 0.01; done; test -s db-journal";
+
+/// It was open all the time, and goes on to its end.
+const GO_ON: &str = "test -e within && test -s db-journal && rm stay && while [ -e within ]; do sleep 0.01; done";
 
 const CHECK_ROWS: &str = "python3 -c \"
 import sqlite3
@@ -246,6 +260,12 @@ fn x5_what_runs_goes_on_with_nothing_lost() {
     let held = run(&daemon.sandbox(id), ASK).0;
     let rounds = std::env::var("VIV_MEMORY_ROUNDS").map_or(ROUNDS, |rounds| rounds.parse().unwrap());
     for round in 1..=rounds {
+        let says = |daemon: &Daemon, script: &str| {
+            let (said, ended) = run(&daemon.sandbox(id), script);
+            assert_eq!(ended.exit_code, Some(0), "round {round}: {said}");
+            said
+        };
+        says(&daemon, STAY);
         let saved = stop(&daemon, id);
         assert_eq!(memory(&saved), (MemoryState::Kept, String::new()), "round {round}");
         for execution in all {
@@ -263,17 +283,17 @@ fn x5_what_runs_goes_on_with_nothing_lost() {
             let now = state(&daemon, id, execution);
             assert_eq!(now.0, ExecutionState::Running, "round {round}: {}", written(&daemon, id, execution));
         }
+        let says = |script: &str| says(&daemon, script);
+        // In the middle of a transaction others see what was there before it: its lock is held as it was, or they would take
+        // its journal for that of somebody who died, and undo what it goes on with.
+        says(CHECK_ROWS);
+        says(GO_ON);
         for execution in [&counter, &timer, &rows, &append] {
             let before = written(&daemon, id, execution);
             let after = until_more(&daemon, id, execution, before.len());
             assert!(after.starts_with(&before), "round {round}");
             assert_counts(&after);
         }
-        let says = |script: &str| {
-            let (said, ended) = run(&daemon.sandbox(id), script);
-            assert_eq!(ended.exit_code, Some(0), "round {round}: {said}");
-            said
-        };
         assert_eq!(says(GET), "content\n", "round {round}");
         assert_eq!(says(ASK), held, "round {round}");
         // What was acknowledged is there: there are no fewer rows than were told of before this look at them.
@@ -641,6 +661,91 @@ fn l13_a_dump_that_fails_is_followed_by_the_files() {
     }
 }
 
+/// CRIU's word on a dump stays beyond the instance, which ends with the save of its files.
+#[test]
+fn l13_what_criu_said_of_a_dump_that_failed_stays_for_a_look() {
+    let Some(criu) = criu() else { return };
+    let staged = Staged::new(&criu);
+    let (daemon, made) = (&staged.daemon, staged.daemon.create_from(&request("box", &json!({}))));
+    let place = daemon.provider_folder().join("memory");
+    let kept = || {
+        let all = fs::read_dir(&place).unwrap().map(|entry| entry.unwrap().path());
+        all.filter(|path| path.join("not-saved").exists()).collect::<Vec<_>>()
+    };
+    // CRIU cannot keep this, and says so when it comes to it.
+    for round in 1..=5 {
+        start_holder(daemon, &made.id);
+        staged.begin_stop(&made.id);
+        let saved = daemon.wait_for(&made.id, "it is saved", |now| now.status == Status::Hibernated);
+        assert_eq!(memory(&saved).0, MemoryState::NotSaved, "round {round}");
+        ensure(daemon, &made.id);
+        collected(daemon);
+        let all = kept();
+        assert_eq!(all.len(), round.min(3), "the last three: {all:?}");
+        let told = all.iter().filter(|path| {
+            let (log, why) = (fs::read_to_string(path.join("dump.log")), fs::read_to_string(path.join("not-saved")));
+            log.unwrap().contains("Error (") && memory(&saved).1.contains(why.unwrap().trim())
+        });
+        assert!(told.count() > 0, "{all:?}");
+    }
+    daemon.remove(&made.id);
+    collected(daemon);
+    assert!(kept().is_empty(), "with the last of its sandbox they go");
+    daemon.assert_nothing_left();
+}
+
+/// Who deletes it in the middle of a dump or of a restore has it gone, whatever CRIU is at (L20).
+#[test]
+fn l20_what_is_deleted_in_a_dump_or_a_restore_is_gone() {
+    let Some(criu) = criu() else { return };
+    for verb in ["dump", "restore"] {
+        let staged = Staged::new(&criu);
+        let (made, _) = staged.busy();
+        let daemon = &staged.daemon;
+        if verb == "restore" {
+            stop(daemon, &made.id);
+        }
+        staged.hold(verb);
+        match verb {
+            "dump" => staged.begin_stop(&made.id),
+            _ => staged.begin_ensure(&made.id),
+        }
+        staged.until_held();
+        daemon.remove(&made.id);
+        staged.let_go();
+        daemon.assert_nothing_left();
+        collected(daemon);
+        let memory = daemon.provider_folder().join("memory");
+        let left: Vec<_> = fs::read_dir(&memory).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert!(left.is_empty(), "{verb}: {left:?}");
+    }
+}
+
+/// The hard deadline is the shim's, which waits for no CRIU (L5): what was on disk is saved.
+#[test]
+fn l5_the_hard_deadline_holds_in_the_middle_of_a_dump() {
+    let Some(criu) = criu() else { return };
+    let staged = Staged::new(&criu);
+    let daemon = &staged.daemon;
+    let policy = json!({"policy": {"hibernate": "memory", "lifetime_ms": LIFETIME_MS}});
+    let made = daemon.create_from(&request("box", &policy));
+    run(&daemon.sandbox(&made.id), "echo kept > /workspace/file; sync");
+    let execution = start(daemon, &made.id, &["sh", "-c", "exec sleep 99999"]).id;
+    staged.hold("dump");
+    staged.begin_stop(&made.id);
+    staged.until_held();
+    // Nobody lets it go.
+    let saved = daemon.wait_for(&made.id, "it is saved", |now| now.status == Status::Hibernated);
+    assert_eq!(memory(&saved).0, MemoryState::NotSaved, "{saved:#?}");
+    assert_eq!(state(daemon, &made.id, &execution).0, ExecutionState::Lost);
+    staged.let_go();
+    let back = ensure(daemon, &made.id);
+    assert_eq!(back.generation, Generation(2));
+    assert_eq!(run(&daemon.sandbox(&made.id), "cat /workspace/file").0, "kept\n");
+    daemon.remove(&made.id);
+    daemon.assert_nothing_left();
+}
+
 #[test]
 fn l13_what_criu_cannot_keep_is_followed_by_the_files() {
     let Some(criu) = criu() else { return };
@@ -868,7 +973,16 @@ fn l13_a_damaged_image_is_followed_by_the_files() {
     content[100] ^= 1;
     fs::write(&pages, &content).unwrap();
     staged.begin_ensure(&made.id);
-    staged.assert_not_restored(&made, &execution, "damaged");
+    let back = staged.assert_begins_with_files(&made, &execution, "damaged");
+    // Who looks at its snapshot is told, and that its files are what they were (L10).
+    let snapshot = saved.memory.and_then(|memory| memory.snapshot).expect("it was kept");
+    let seen = staged.daemon.client().snapshot(&snapshot).unwrap();
+    assert!(seen.integrity != Some(SnapshotIntegrity::Damaged), "{seen:#?}");
+    assert!(seen.memory_damage.is_some_and(|why| why.contains("not what was dumped")));
+    let shown = staged.daemon.viv().args(["snapshot", "show", snapshot.as_str()]).output().unwrap();
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.lines().any(|line| line.starts_with("memory") && line.contains("DAMAGED")), "{shown}");
+    staged.assert_files_only(&back, &made);
 }
 
 /// Files and memory belong together: below damaged files nothing begins, with its memory as little as without (L10).
@@ -938,18 +1052,26 @@ fn l13_ids_that_are_taken_are_replaced_by_others() {
 }
 
 #[test]
-fn l13_a_kernel_that_lacks_something_is_followed_by_the_files() {
+fn l13_a_machine_that_lacks_something_is_followed_by_the_files() {
+    type Change = fn(&mut Value);
     let Some(criu) = criu() else { return };
-    let staged = Staged::new(&criu);
-    let (made, execution) = staged.busy();
-    let saved = stop(&staged.daemon, &made.id);
-    // It is of a machine with a newer one.
-    let path = dump_of(&staged.daemon, &saved).join("manifest.json");
-    let mut manifest: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    manifest["machine"]["kernel"] = json!("99.1.0");
-    fs::write(&path, manifest.to_string()).unwrap();
-    staged.begin_ensure(&made.id);
-    staged.assert_not_restored(&made, &execution, "Linux 99.1.0");
+    // It is of a machine with a newer kernel, with processors that can do more, of another kind.
+    let flag: Change = |machine| machine["cpu_flags"].as_array_mut().expect("a list").push(json!("fly"));
+    let kernel: Change = |machine| machine["kernel"] = json!("99.1.0");
+    let kind: Change = |machine| machine["architecture"] = json!("pdp11");
+    let others =
+        [(kernel, "Linux 99.1.0"), (flag, "whose processors can do more (fly"), (kind, "a machine with pdp11")];
+    for (make_other, why) in others {
+        let staged = Staged::new(&criu);
+        let (made, execution) = staged.busy();
+        let saved = stop(&staged.daemon, &made.id);
+        let path = dump_of(&staged.daemon, &saved).join("manifest.json");
+        let mut manifest: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        make_other(&mut manifest["machine"]);
+        fs::write(&path, manifest.to_string()).unwrap();
+        staged.begin_ensure(&made.id);
+        staged.assert_not_restored(&made, &execution, why);
+    }
 }
 
 #[test]
@@ -1067,7 +1189,7 @@ fn l13_a_criu_that_works_later_is_used_by_the_daemon_that_runs() {
         fs::rename(folder.path().join("new"), &path).unwrap();
     };
     write("exit 1");
-    let mut daemon = Daemon::start_with(&["--criu", path.to_str().unwrap()]);
+    let daemon = Daemon::start_with(&["--criu", path.to_str().unwrap()]);
     let says = |daemon: &Daemon| {
         let told = daemon.client().doctor().unwrap();
         let one = told.capabilities.into_iter().find(|one| one.name == "save_memory").expect("it is told");
