@@ -82,7 +82,7 @@ async fn bench(criu: &Path, wanted: Option<usize>) {
         }
     };
     println!(
-        "  memory     save        live save (stood still)    restore      lazily       on disk, plain        runc: checkpoint  restore      on disk"
+        "  memory     save        live save (stood still)    restore (unpacked, by CRIU)      lazily       on disk, plain        runc: checkpoint  restore      on disk"
     );
     let bench = Bench { provider, lazy, owner: "bench".parse().unwrap(), data };
     for mib in SIZES.into_iter().filter(|mib| wanted.is_none_or(|wanted| wanted == *mib)) {
@@ -93,11 +93,13 @@ async fn bench(criu: &Path, wanted: Option<usize>) {
             Err(why) => format!("none: {why}"),
         };
         println!(
-            "  {mib:4} MiB  {}  {} ({})  {}  {}  {:6.1} of {:6.1} MiB   {theirs}",
+            "  {mib:4} MiB  {}  {} ({})  {} ({}, {})  {}  {:6.1} of {:6.1} MiB   {theirs}",
             show(ours.save),
             show(ours.live),
             show(ours.still),
             show(ours.restore),
+            show(ours.unpacked),
+            show(ours.by_criu),
             ours.lazily.map_or_else(|| "         -".to_owned(), show),
             mib_of(ours.bytes),
             mib_of(ours.plain_bytes)
@@ -122,6 +124,9 @@ struct Ours {
     live: Duration,
     still: Duration,
     restore: Duration,
+    /// Of that, putting the images in plain files, and CRIU. The rest is hashing, the root, and the agent.
+    unpacked: Duration,
+    by_criu: Duration,
     /// While it is used already, where that can be.
     lazily: Option<Duration>,
     bytes: u64,
@@ -130,7 +135,7 @@ struct Ours {
 
 impl Bench {
     async fn ours(&self, mib: usize) -> Ours {
-        let mut lazies = Vec::new();
+        let (mut lazies, mut unpacks, mut by_criu) = (Vec::new(), Vec::new(), Vec::new());
         let (mut ended, mut lives, mut stills, mut restores) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (mut bytes, mut plain_bytes) = (0, 0);
         for _ in 0..ROUNDS {
@@ -159,9 +164,12 @@ impl Bench {
             sync();
 
             let spec = InstanceSpec { recall: Recall::Required, ..spec };
-            restores.push(self.restore(&self.provider, &spec, &saved.id, &execution).await);
+            let (took, unpacking, criu) = self.restore(&self.provider, &spec, &saved.id, &execution).await;
+            restores.push(took);
+            unpacks.push(unpacking);
+            by_criu.push(criu);
             if let Some(lazy) = self.lazy.as_ref().filter(|_| mib >= LAZY_MIB_MIN) {
-                lazies.push(self.restore(lazy, &spec, &saved.id, &execution).await);
+                lazies.push(self.restore(lazy, &spec, &saved.id, &execution).await.0);
             }
             for id in [&live.id, &saved.id] {
                 self.provider.remove_snapshot(&mutation(), &sandbox, id).await.unwrap();
@@ -170,28 +178,31 @@ impl Bench {
         }
         let (save, live, still, restore) = (median(ended), median(lives), median(stills), median(restores));
         let lazily = (!lazies.is_empty()).then(|| median(lazies));
-        Ours { save, live, still, restore, lazily, bytes, plain_bytes }
+        let (unpacked, by_criu) = (median(unpacks), median(by_criu));
+        Ours { save, live, still, restore, unpacked, by_criu, lazily, bytes, plain_bytes }
     }
 
-    /// Until it is ready; then it counts on.
+    /// Until it is ready, and what of that was unpacking and CRIU; then it counts on.
     async fn restore(
         &self,
         provider: &LocalProvider,
         spec: &InstanceSpec,
         from: &SnapshotId,
         execution: &ExecutionId,
-    ) -> Duration {
+    ) -> (Duration, Duration, Duration) {
         let next = SandboxId::from_bytes(fresh());
         let started = Instant::now();
         provider.restore(&mutation(), &next, &self.owner, spec, from).await.unwrap();
         let took = started.elapsed();
+        let said = fs::read_to_string(self.data.join("instances").join(next.as_str()).join("shim.log")).unwrap();
+        let (unpacked, by_criu) = parts(&said).expect("its shim says what took how long");
         let instance = InstanceRef { sandbox: next.clone(), generation: Generation::FIRST };
         self.counts(&instance).await;
         let copy = self.provider.execution(&instance, &execution.copied_into(&next)).await.unwrap();
         assert_eq!(copy.state, ExecState::Running);
         self.provider.destroy(&mutation(), &next).await.unwrap();
         sync();
-        took
+        (took, unpacked, by_criu)
     }
 
     async fn save(&self, sandbox: &SandboxId, live: bool) -> viv_provider::Snapshot {
@@ -214,6 +225,13 @@ impl Bench {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
+}
+
+/// What a shim says of a restore: unpacking, and CRIU.
+fn parts(said: &str) -> Option<(Duration, Duration)> {
+    let said = said.lines().rev().find_map(|line| line.strip_prefix("its memory was unpacked in "))?;
+    let mut numbers = said.split(' ').filter_map(|word| word.parse().ok()).map(Duration::from_millis);
+    Some((numbers.next()?, numbers.next()?))
 }
 
 /// What images take, and what they would if they were not packed.

@@ -64,6 +64,10 @@ pub const BOOT_ID: &str = "boot_id";
 /// Limits that were changed since, below [`RUN_DIR`]: an [`AgentLimits`] as JSON, looked at before every command.
 pub const LIMITS: &str = "limits.json";
 
+/// Below [`RUN_DIR`] for as long as a dump of everybody inside is made: whoever was quiesced meanwhile accepts nobody until
+/// it is gone, and everybody from then on, be it in another instance.
+pub const DUMPING: &str = "dumping";
+
 /// The executions below [`RUN_DIR`], a directory for each: see [`crate::output`].
 pub const EXECUTIONS: &str = "exec";
 

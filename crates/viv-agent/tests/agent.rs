@@ -82,6 +82,26 @@ fn without_its_supervisor_everything_ends() {
     }
 }
 
+/// Whoever is dumped accepts nobody until that is over, however long it takes, and everybody from then on: what is brought
+/// back does not sit out a pause of before.
+#[test]
+fn a_quiesce_for_a_dump_lasts_as_long_as_the_dump() {
+    let agent = TestAgent::start(killings()[0]);
+    let dumping = agent.dir.path().join("home/run").join(DUMPING);
+    std::fs::write(&dumping, "").unwrap();
+    let mut last = agent.connect();
+    let quiesced = last.call(&Request::Quiesce { fence: fence(), window_ms: 600_000 });
+    assert!(matches!(quiesced, Ok(Answer::Quiesced { .. })), "{quiesced:?}");
+    let mut waits = agent.connect();
+    // Longer than a pause of which nobody says when it is over.
+    waits.stream.set_read_timeout(Some(Duration::from_millis(1_500))).unwrap();
+    waits.send(&Request::Health);
+    assert!(waits.stream.read(&mut [0; 1]).is_err(), "it is accepted in the middle of a dump");
+    waits.stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    std::fs::remove_file(dumping).unwrap();
+    assert!(waits.stream.read(&mut [0; 1]).is_ok_and(|read| read == 1), "it is not accepted afterwards");
+}
+
 #[test]
 fn a_quiesce_ends_connections_and_lets_processes_live() {
     for killing in killings() {

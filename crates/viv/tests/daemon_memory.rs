@@ -15,6 +15,7 @@ mod share;
 mod support;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
@@ -23,7 +24,7 @@ use support::criu::{self, criu};
 use support::daemon::{Daemon, PATIENCE, run};
 use support::disk::Disk;
 use support::restart::{House, all, instance_folder, shim_pid};
-use support::{eventually_within, kill};
+use support::{eventually_within, fresh_bytes, kill};
 use viv_api::bound::WaitMs;
 use viv_api::checkpoint::CheckpointCheck;
 use viv_api::diagnosis::Integrity;
@@ -32,8 +33,11 @@ use viv_api::sandbox::{
     CreateSandbox, EnsureSandbox, Hibernate, MemoryState, Phase, RestSandbox, Sandbox, Status, StopSandbox,
     TimelineEntry,
 };
-use viv_api::snapshot::Fork;
-use viv_core::{ExecutionId, Generation, SandboxId};
+use viv_api::snapshot::{CreateSnapshot, Fork, SnapshotIntegrity};
+use viv_core::{ExecutionId, Generation, SandboxId, SnapshotId};
+
+/// Long enough to be made and to come as far as a dump on a crowded machine, and short enough to be waited for.
+const LIFETIME_MS: u64 = 15_000;
 
 /// Saved and resumed so often, unless `VIV_MEMORY_ROUNDS` says otherwise.
 const ROUNDS: u64 = 2;
@@ -79,9 +83,9 @@ print('it is held')
 time.sleep(100000)
 ";
 
-/// Each row is a transaction that is open for longer than it is not.
+/// Each row is a transaction, which stays open for as long as somebody wants.
 const WRITE_ROWS: &str = "
-import sqlite3, time
+import os, sqlite3, time
 db = sqlite3.connect('/workspace/db', isolation_level=None)
 db.execute('create table t(n)')
 n = 0
@@ -89,11 +93,22 @@ while True:
     n += 1
     db.execute('begin immediate')
     db.execute('insert into t values(?)', (n,))
+    if os.path.exists('/workspace/stay'):
+        open('/workspace/within', 'w').close()
+        while os.path.exists('/workspace/stay'):
+            time.sleep(0.005)
+        os.remove('/workspace/within')
     time.sleep(0.05)
     db.execute('commit')
     print(n)
     time.sleep(0.005)
 ";
+
+/// From here on a transaction is open, and what it wrote is in its journal.
+const STAY: &str = "touch stay; while [ ! -e within ]; do sleep 0.01; done; test -s db-journal";
+
+/// It was open all the time, and goes on to its end.
+const GO_ON: &str = "test -e within && test -s db-journal && rm stay && while [ -e within ]; do sleep 0.01; done";
 
 const CHECK_ROWS: &str = "python3 -c \"
 import sqlite3
@@ -245,6 +260,12 @@ fn x5_what_runs_goes_on_with_nothing_lost() {
     let held = run(&daemon.sandbox(id), ASK).0;
     let rounds = std::env::var("VIV_MEMORY_ROUNDS").map_or(ROUNDS, |rounds| rounds.parse().unwrap());
     for round in 1..=rounds {
+        let says = |daemon: &Daemon, script: &str| {
+            let (said, ended) = run(&daemon.sandbox(id), script);
+            assert_eq!(ended.exit_code, Some(0), "round {round}: {said}");
+            said
+        };
+        says(&daemon, STAY);
         let saved = stop(&daemon, id);
         assert_eq!(memory(&saved), (MemoryState::Kept, String::new()), "round {round}");
         for execution in all {
@@ -262,17 +283,17 @@ fn x5_what_runs_goes_on_with_nothing_lost() {
             let now = state(&daemon, id, execution);
             assert_eq!(now.0, ExecutionState::Running, "round {round}: {}", written(&daemon, id, execution));
         }
+        let says = |script: &str| says(&daemon, script);
+        // In the middle of a transaction others see what was there before it: its lock is held as it was, or they would take
+        // its journal for that of somebody who died, and undo what it goes on with.
+        says(CHECK_ROWS);
+        says(GO_ON);
         for execution in [&counter, &timer, &rows, &append] {
             let before = written(&daemon, id, execution);
             let after = until_more(&daemon, id, execution, before.len());
             assert!(after.starts_with(&before), "round {round}");
             assert_counts(&after);
         }
-        let says = |script: &str| {
-            let (said, ended) = run(&daemon.sandbox(id), script);
-            assert_eq!(ended.exit_code, Some(0), "round {round}: {said}");
-            said
-        };
         assert_eq!(says(GET), "content\n", "round {round}");
         assert_eq!(says(ASK), held, "round {round}");
         // What was acknowledged is there: there are no fewer rows than were told of before this look at them.
@@ -600,6 +621,11 @@ impl Staged {
 
     /// It runs again with its files alone, in another generation than the attempt, and says why everywhere.
     fn assert_not_restored(&self, made: &Sandbox, execution: &ExecutionId, why: &str) {
+        let back = self.assert_begins_with_files(made, execution, why);
+        self.assert_files_only(&back, made);
+    }
+
+    fn assert_begins_with_files(&self, made: &Sandbox, execution: &ExecutionId, why: &str) -> Sandbox {
         let (daemon, id) = (&self.daemon, &made.id);
         let back = daemon.wait_for(id, "it is ready", |now| now.status == Status::Ready);
         let (state_of, said) = memory(&back);
@@ -609,7 +635,7 @@ impl Staged {
         assert!(lines.iter().any(|line| line.message.contains(why)), "{lines:#?}");
         let lost = state(daemon, id, execution);
         assert_eq!(lost, (ExecutionState::Lost, Some("memory_not_restored".to_owned())), "X5");
-        self.assert_files_only(&back, made);
+        back
     }
 
     fn assert_files_only(&self, back: &Sandbox, made: &Sandbox) {
@@ -633,6 +659,91 @@ fn l13_a_dump_that_fails_is_followed_by_the_files() {
         staged.begin_stop(&made.id);
         staged.assert_not_saved(&made, &execution, why);
     }
+}
+
+/// CRIU's word on a dump stays beyond the instance, which ends with the save of its files.
+#[test]
+fn l13_what_criu_said_of_a_dump_that_failed_stays_for_a_look() {
+    let Some(criu) = criu() else { return };
+    let staged = Staged::new(&criu);
+    let (daemon, made) = (&staged.daemon, staged.daemon.create_from(&request("box", &json!({}))));
+    let place = daemon.provider_folder().join("memory");
+    let kept = || {
+        let all = fs::read_dir(&place).unwrap().map(|entry| entry.unwrap().path());
+        all.filter(|path| path.join("not-saved").exists()).collect::<Vec<_>>()
+    };
+    // CRIU cannot keep this, and says so when it comes to it.
+    for round in 1..=5 {
+        start_holder(daemon, &made.id);
+        staged.begin_stop(&made.id);
+        let saved = daemon.wait_for(&made.id, "it is saved", |now| now.status == Status::Hibernated);
+        assert_eq!(memory(&saved).0, MemoryState::NotSaved, "round {round}");
+        ensure(daemon, &made.id);
+        collected(daemon);
+        let all = kept();
+        assert_eq!(all.len(), round.min(3), "the last three: {all:?}");
+        let told = all.iter().filter(|path| {
+            let (log, why) = (fs::read_to_string(path.join("dump.log")), fs::read_to_string(path.join("not-saved")));
+            log.unwrap().contains("Error (") && memory(&saved).1.contains(why.unwrap().trim())
+        });
+        assert!(told.count() > 0, "{all:?}");
+    }
+    daemon.remove(&made.id);
+    collected(daemon);
+    assert!(kept().is_empty(), "with the last of its sandbox they go");
+    daemon.assert_nothing_left();
+}
+
+/// Who deletes it in the middle of a dump or of a restore has it gone, whatever CRIU is at (L20).
+#[test]
+fn l20_what_is_deleted_in_a_dump_or_a_restore_is_gone() {
+    let Some(criu) = criu() else { return };
+    for verb in ["dump", "restore"] {
+        let staged = Staged::new(&criu);
+        let (made, _) = staged.busy();
+        let daemon = &staged.daemon;
+        if verb == "restore" {
+            stop(daemon, &made.id);
+        }
+        staged.hold(verb);
+        match verb {
+            "dump" => staged.begin_stop(&made.id),
+            _ => staged.begin_ensure(&made.id),
+        }
+        staged.until_held();
+        daemon.remove(&made.id);
+        staged.let_go();
+        daemon.assert_nothing_left();
+        collected(daemon);
+        let memory = daemon.provider_folder().join("memory");
+        let left: Vec<_> = fs::read_dir(&memory).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert!(left.is_empty(), "{verb}: {left:?}");
+    }
+}
+
+/// The hard deadline is the shim's, which waits for no CRIU (L5): what was on disk is saved.
+#[test]
+fn l5_the_hard_deadline_holds_in_the_middle_of_a_dump() {
+    let Some(criu) = criu() else { return };
+    let staged = Staged::new(&criu);
+    let daemon = &staged.daemon;
+    let policy = json!({"policy": {"hibernate": "memory", "lifetime_ms": LIFETIME_MS}});
+    let made = daemon.create_from(&request("box", &policy));
+    run(&daemon.sandbox(&made.id), "echo kept > /workspace/file; sync");
+    let execution = start(daemon, &made.id, &["sh", "-c", "exec sleep 99999"]).id;
+    staged.hold("dump");
+    staged.begin_stop(&made.id);
+    staged.until_held();
+    // Nobody lets it go.
+    let saved = daemon.wait_for(&made.id, "it is saved", |now| now.status == Status::Hibernated);
+    assert_eq!(memory(&saved).0, MemoryState::NotSaved, "{saved:#?}");
+    assert_eq!(state(daemon, &made.id, &execution).0, ExecutionState::Lost);
+    staged.let_go();
+    let back = ensure(daemon, &made.id);
+    assert_eq!(back.generation, Generation(2));
+    assert_eq!(run(&daemon.sandbox(&made.id), "cat /workspace/file").0, "kept\n");
+    daemon.remove(&made.id);
+    daemon.assert_nothing_left();
 }
 
 #[test]
@@ -862,7 +973,16 @@ fn l13_a_damaged_image_is_followed_by_the_files() {
     content[100] ^= 1;
     fs::write(&pages, &content).unwrap();
     staged.begin_ensure(&made.id);
-    staged.assert_not_restored(&made, &execution, "damaged");
+    let back = staged.assert_begins_with_files(&made, &execution, "damaged");
+    // Who looks at its snapshot is told, and that its files are what they were (L10).
+    let snapshot = saved.memory.and_then(|memory| memory.snapshot).expect("it was kept");
+    let seen = staged.daemon.client().snapshot(&snapshot).unwrap();
+    assert!(seen.integrity != Some(SnapshotIntegrity::Damaged), "{seen:#?}");
+    assert!(seen.memory_damage.is_some_and(|why| why.contains("not what was dumped")));
+    let shown = staged.daemon.viv().args(["snapshot", "show", snapshot.as_str()]).output().unwrap();
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.lines().any(|line| line.starts_with("memory") && line.contains("DAMAGED")), "{shown}");
+    staged.assert_files_only(&back, &made);
 }
 
 /// Files and memory belong together: below damaged files nothing begins, with its memory as little as without (L10).
@@ -932,18 +1052,26 @@ fn l13_ids_that_are_taken_are_replaced_by_others() {
 }
 
 #[test]
-fn l13_a_kernel_that_lacks_something_is_followed_by_the_files() {
+fn l13_a_machine_that_lacks_something_is_followed_by_the_files() {
+    type Change = fn(&mut Value);
     let Some(criu) = criu() else { return };
-    let staged = Staged::new(&criu);
-    let (made, execution) = staged.busy();
-    let saved = stop(&staged.daemon, &made.id);
-    // It is of a machine with a newer one.
-    let path = dump_of(&staged.daemon, &saved).join("manifest.json");
-    let mut manifest: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    manifest["machine"]["kernel"] = json!("99.1.0");
-    fs::write(&path, manifest.to_string()).unwrap();
-    staged.begin_ensure(&made.id);
-    staged.assert_not_restored(&made, &execution, "Linux 99.1.0");
+    // It is of a machine with a newer kernel, with processors that can do more, of another kind.
+    let flag: Change = |machine| machine["cpu_flags"].as_array_mut().expect("a list").push(json!("fly"));
+    let kernel: Change = |machine| machine["kernel"] = json!("99.1.0");
+    let kind: Change = |machine| machine["architecture"] = json!("pdp11");
+    let others =
+        [(kernel, "Linux 99.1.0"), (flag, "whose processors can do more (fly"), (kind, "a machine with pdp11")];
+    for (make_other, why) in others {
+        let staged = Staged::new(&criu);
+        let (made, execution) = staged.busy();
+        let saved = stop(&staged.daemon, &made.id);
+        let path = dump_of(&staged.daemon, &saved).join("manifest.json");
+        let mut manifest: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        make_other(&mut manifest["machine"]);
+        fs::write(&path, manifest.to_string()).unwrap();
+        staged.begin_ensure(&made.id);
+        staged.assert_not_restored(&made, &execution, why);
+    }
 }
 
 #[test]
@@ -991,7 +1119,7 @@ fn t4_what_was_restored_and_does_not_work_is_followed_by_the_files() {
     let made = daemon.create_from(&request("box", &json!({"services": [service]})));
     run(&daemon.sandbox(&made.id), "echo kept > /workspace/file");
     let execution = start(daemon, &made.id, &["sh", "-c", "exec sleep 99999"]).id;
-    stop(daemon, &made.id);
+    let dump = dump_of(daemon, &stop(daemon, &made.id));
     staged.begin_ensure(&made.id);
     let restored = daemon.wait_for(&made.id, "it is being verified", |now| {
         now.phase == Phase::Verifying && now.generation == Generation(2)
@@ -999,7 +1127,36 @@ fn t4_what_was_restored_and_does_not_work_is_followed_by_the_files() {
     assert_eq!(memory(&restored).0, MemoryState::Restored);
     let agent = fs::read_to_string(instance_folder(daemon, &made.id).join("init.pid")).unwrap();
     kill(agent.trim().parse().unwrap(), Signal::KILL);
-    staged.assert_not_restored(&made, &execution, "what was restored does not work");
+    staged.assert_begins_with_files(&made, &execution, "what was restored does not work");
+    // It stays for a look, with what CRIU said, though its snapshot is replaced by the next one.
+    assert_kept_for_a_look(&dump, "what was restored does not work");
+    assert_eq!(memory(&stop(daemon, &made.id)).0, MemoryState::Kept);
+    collected(daemon);
+    assert_kept_for_a_look(&dump, "what was restored does not work");
+    assert_eq!(memory(&ensure(daemon, &made.id)), (MemoryState::Restored, String::new()), "the next one is another");
+    assert_eq!(run(&daemon.sandbox(&made.id), "cat /workspace/file").0, "kept\n");
+    // Until nothing of its sandbox is there.
+    daemon.remove(&made.id);
+    daemon.assert_nothing_left();
+}
+
+/// What was dumped, why it was not restored, and CRIU's word on that.
+#[track_caller]
+fn assert_kept_for_a_look(dump: &Path, why: &str) {
+    let said = fs::read_to_string(dump.join("not-restored")).unwrap();
+    assert!(said.contains(why), "{said}");
+    assert!(fs::metadata(dump.join("restore.log")).unwrap().len() > 0, "what CRIU said");
+    assert!(dump.join("manifest.json").is_file() && dump.join("kept/images").is_dir(), "what was dumped");
+}
+
+/// Waits until whatever nobody refers to has been taken away: what never was anybody's goes with it.
+fn collected(daemon: &Daemon) {
+    let nobodys = daemon.provider_folder().join("memory").join(SnapshotId::from_bytes(fresh_bytes()).as_str());
+    fs::create_dir(&nobodys).unwrap();
+    let of_nobody = daemon.create_from(&serde_json::from_value(json!({"name": "passing"})).unwrap());
+    daemon.sandbox(&of_nobody.id).make_snapshot(&CreateSnapshot::default(), None).unwrap();
+    daemon.remove(&of_nobody.id);
+    eventually_within(PATIENCE, "it is collected", || !nobodys.exists());
 }
 
 #[test]
@@ -1017,6 +1174,54 @@ fn l13_a_full_disk_is_followed_by_the_files() {
         until_more(&staged.daemon, &made.id, &holder, 0);
         staged.assert_not_saved_once_written(&made, &execution, "No space left")
     });
+}
+
+/// One look at a busy start is not the last word: what the doctor says is what is done, without another daemon.
+#[test]
+fn l13_a_criu_that_works_later_is_used_by_the_daemon_that_runs() {
+    let Some(criu) = criu() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("criu");
+    let write = |then: &str| {
+        let text = format!("#!/bin/sh\n[ $1 = --version ] || {then}\nexec {} \"$@\"\n", criu.display());
+        fs::write(folder.path().join("new"), text).unwrap();
+        fs::set_permissions(folder.path().join("new"), fs::Permissions::from_mode(0o755)).unwrap();
+        fs::rename(folder.path().join("new"), &path).unwrap();
+    };
+    write("exit 1");
+    let daemon = Daemon::start_with(&["--criu", path.to_str().unwrap()]);
+    let says = |daemon: &Daemon| {
+        let told = daemon.client().doctor().unwrap();
+        let one = told.capabilities.into_iter().find(|one| one.name == "save_memory").expect("it is told");
+        assert_eq!(one.has, told.saves_memory_by.is_some(), "it says one thing");
+        (one.has, one.reason.unwrap_or_default())
+    };
+    let (has, why) = says(&daemon);
+    assert!(!has && why.contains("does not work here"), "{why}");
+    let made = daemon.create_from(&request("box", &json!({})));
+    let counter = |daemon: &Daemon| {
+        let counter = start(daemon, &made.id, &["python3", "-u", "-c", COUNT]).id;
+        let before = until_more(daemon, &made.id, &counter, 0);
+        (counter, before)
+    };
+    counter(&daemon);
+    let (state_of, said) = memory(&stop(&daemon, &made.id));
+    assert!(state_of == MemoryState::NotSaved && said.contains("does not work here"), "{said}");
+    write("true");
+    assert_eq!(says(&daemon), (true, String::new()));
+    ensure(&daemon, &made.id);
+    let (execution, before) = counter(&daemon);
+    assert_eq!(memory(&stop(&daemon, &made.id)), (MemoryState::Kept, String::new()));
+    assert_eq!(memory(&ensure(&daemon, &made.id)), (MemoryState::Restored, String::new()));
+    assert_counts(&until_more(&daemon, &made.id, &execution, before.len()));
+    // And the other way round: what is gone is not promised.
+    fs::remove_file(&path).unwrap();
+    let (has, why) = says(&daemon);
+    assert!(!has && why.contains("there is no program"), "{why}");
+    let (state_of, said) = memory(&stop(&daemon, &made.id));
+    assert!(state_of == MemoryState::NotSaved && said.contains("there is no program"), "{said}");
+    daemon.remove(&made.id);
+    daemon.assert_nothing_left();
 }
 
 #[test]

@@ -18,8 +18,8 @@ use support::{Ground, LocalWorld, Sandbox, eventually, fresh_bytes, mutation, sh
 use viv_core::exec::{ExecSpec, ExecState, OutputEvent, TtySize};
 use viv_core::{EndCause, ExecutionId, Generation, SnapshotId};
 use viv_provider::{
-    Capability, Image, InstanceRef, InstanceSpec, InstanceState, Observation, ObstacleEffect, Provider, ProviderError,
-    SaveRequest, Snapshot,
+    Capability, Image, InstanceRef, InstanceSpec, InstanceState, Integrity, Mutation, Observation, ObstacleEffect,
+    Provider, ProviderError, SaveRequest, Snapshot,
 };
 
 /// Saved and restored so often, unless `VIV_MEMORY_ROUNDS` says otherwise.
@@ -149,7 +149,7 @@ fn confined(ground: &Ground, instance: &InstanceRef, execution: &ExecutionId) ->
 const COUNT: &str = "import time\ni = 0\nwhile True:\n    i += 1\n    print(i)\n    time.sleep(0.02)";
 
 const WRITE_ROWS: &str = "
-import sqlite3, time
+import os, sqlite3, time
 db = sqlite3.connect('/workspace/db', isolation_level=None)
 db.execute('create table t(n)')
 n = 0
@@ -157,11 +157,24 @@ while True:
     n += 1
     db.execute('begin immediate')
     db.execute('insert into t values(?)', (n,))
+    if os.path.exists('/workspace/stay'):
+        open('/workspace/within', 'w').close()
+        while os.path.exists('/workspace/stay'):
+            time.sleep(0.005)
+        os.remove('/workspace/within')
     time.sleep(0.01)
     db.execute('commit')
     print(n)
     time.sleep(0.01)
 ";
+
+/// From here on a transaction is open, and what it wrote is in its journal.
+const STAY: &str =
+    "cd /workspace && touch stay && while [ ! -e within ]; do sleep 0.01; done && test -s db-journal && echo it stays";
+
+/// It was open all the time, and goes on to its end.
+const GO_ON: &str = "cd /workspace && test -e within && test -s db-journal && rm stay && \
+     while [ -e within ]; do sleep 0.01; done && echo it goes on";
 
 const CHECK_ROWS: &str = "
 import sqlite3
@@ -188,7 +201,8 @@ async fn x5_what_runs_goes_on_with_nothing_lost() {
 #[tokio::test(flavor = "multi_thread")]
 async fn x5_what_runs_goes_on_with_nothing_lost_on_btrfs() {
     let Some(criu) = criu() else { return };
-    nothing_is_lost(Ground::on_btrfs_with(|config| config.criu = Some(criu)), 1).await;
+    let rounds = std::env::var("VIV_MEMORY_ROUNDS").map_or(1, |rounds| rounds.parse().unwrap());
+    nothing_is_lost(Ground::on_btrfs_with(|config| config.criu = Some(criu)), rounds).await;
 }
 
 async fn nothing_is_lost(ground: Ground, rounds: u64) {
@@ -221,6 +235,8 @@ async fn nothing_is_lost(ground: Ground, rounds: u64) {
     let (mounted, confinement) = (mounts(&ground, &instance), confined(&ground, &instance, &counter));
     assert!(!confinement.is_empty());
     for round in 1..=rounds {
+        let stays = ground.run(&instance, 1, STAY).await.0;
+        assert_eq!(stays, "it stays\n", "round {round}");
         instance = turn(&ground, &instance).await;
         assert_eq!(mounts(&ground, &instance), mounted, "round {round}");
         assert_eq!(confined(&ground, &instance, &counter), confinement, "round {round}");
@@ -228,12 +244,6 @@ async fn nothing_is_lost(ground: Ground, rounds: u64) {
             let status = ground.provider.execution(&instance, execution).await.unwrap();
             let told = written(&ground, &instance, execution).await;
             assert_eq!(status.state, ExecState::Running, "round {round}, {:?}: {told}", status.argv);
-        }
-        for execution in [&counter, &rows, &append] {
-            let before = written(&ground, &instance, execution).await;
-            let after = until_more(&ground, &instance, execution, before.len()).await;
-            assert!(after.starts_with(&before));
-            assert_counts(&after);
         }
         let run = async |spec: &ExecSpec| {
             let execution = ExecutionId::from_bytes(fresh_bytes());
@@ -249,6 +259,16 @@ async fn nothing_is_lost(ground: Ground, rounds: u64) {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
+        // In the middle of a transaction others see what was there before it: its lock is held as it was, or they would take
+        // its journal for that of somebody who died, and undo what it goes on with.
+        run(&python(CHECK_ROWS)).await;
+        assert_eq!(ground.run(&instance, 1, GO_ON).await.0, "it goes on\n", "round {round}");
+        for execution in [&counter, &rows, &append] {
+            let before = written(&ground, &instance, execution).await;
+            let after = until_more(&ground, &instance, execution, before.len()).await;
+            assert!(after.starts_with(&before));
+            assert_counts(&after);
+        }
         assert_eq!(run(&python(GET)).await, "content\n", "round {round}");
         // What was acknowledged before is there: the list of rows is longer than what was printed by then.
         let printed = written(&ground, &instance, &rows).await.lines().count();
@@ -834,6 +854,86 @@ async fn l13_a_shim_that_is_killed_while_it_saves_loses_no_files() {
     assert!(!snapshot.memory);
     destroy(&ground, &instance).await;
     let seen = restore(&ground, &instance, &snapshot.id).await;
+    assert_eq!(ground.run(&seen.instance, 1, "cat /workspace/file").await.0, "kept\n");
+    destroy(&ground, &seen.instance).await;
+    ground.assert_nothing_left();
+}
+
+/// One that hangs is not waited for longer than a save may take, and the files are saved after it.
+#[tokio::test(flavor = "multi_thread")]
+async fn l13_a_criu_that_hangs_in_a_dump_is_given_up_in_time() {
+    let Some(criu) = criu() else { return };
+    let (ground, folder) = ground_with(&criu, "touch \"$(dirname \"$0\")/begun\"; exec sleep 1000");
+    let sandbox = ground.create(LIFETIME).await;
+    sandbox.run("echo kept > /workspace/file; sync").await;
+    let instance = sandbox.instance();
+    let request = SaveRequest { snapshot: SnapshotId::from_bytes(fresh_bytes()), live: false, memory: true };
+    let hangs = Mutation { budget_ms: 3_000, ..mutation(1, 1) };
+    let error = ground.provider.save(&hangs, &sandbox.id, &request).await.unwrap_err();
+    assert!(matches!(error, ProviderError::TimedOut { .. }), "{error:?}");
+    assert!(folder.path().join("begun").exists(), "it was at it");
+    let files = SaveRequest { memory: false, ..request };
+    let snapshot = ground.provider.save(&mutation(1, 1), &sandbox.id, &files).await.unwrap();
+    assert!(!snapshot.memory);
+    destroy(&ground, &instance).await;
+    let seen = restore(&ground, &instance, &snapshot.id).await;
+    assert_eq!(ground.run(&seen.instance, 1, "cat /workspace/file").await.0, "kept\n");
+    destroy(&ground, &seen.instance).await;
+    ground.assert_nothing_left();
+}
+
+/// A memory that is damaged, or gone, is told of its snapshot, apart from the files of that, which whoever goes on from it
+/// begins with (L10).
+#[tokio::test(flavor = "multi_thread")]
+async fn l10_damage_of_a_memory_is_told_and_is_none_of_its_files() {
+    let Some(criu) = criu() else { return };
+    let ground = ground(&criu);
+    let sandbox = ground.create(LIFETIME).await;
+    sandbox.run("echo kept > /workspace/file; sync").await;
+    let instance = sandbox.instance();
+    let snapshot = save(&ground, &instance).await.unwrap().id;
+    destroy(&ground, &instance).await;
+    eventually("it is hashed", || {
+        ground.provider.tidy();
+        ground.provider.check_store(true).unwrap().is_clean()
+    });
+    let folder = ground.data.join("memory").join(snapshot.as_str());
+    let pages = folder.join("kept/images/pages-1.img.zst");
+    let mut damaged = fs::read(&pages).unwrap();
+    damaged[100] ^= 1;
+    let told = async || {
+        let seen = ground.provider.snapshot(&snapshot).await.unwrap();
+        assert_eq!(seen.integrity, Integrity::Verified, "its files are whole");
+        seen.memory_damage
+    };
+    let found = |deep| {
+        let checked = ground.provider.check_store(deep).unwrap();
+        let of_memory = checked.damage.iter().filter(|what| what.contains("its memory, and not its files")).count();
+        assert_eq!(checked.damage.len(), of_memory, "{checked:?}");
+        of_memory
+    };
+    assert_eq!(told().await, None);
+    let (images, whole) = (folder.join("kept/images"), folder.join("whole"));
+    let changed_at = fs::metadata(&images).unwrap().modified().unwrap();
+    fs::rename(&pages, &whole).unwrap();
+    fs::write(&pages, damaged).unwrap();
+    // Only who reads all of it finds that, and then everybody knows.
+    assert_eq!((found(false), found(true), found(false)), (0, 1, 1));
+    assert!(told().await.is_some_and(|why| why.contains("not what was dumped")));
+    // As it was, and when.
+    fs::rename(&whole, &pages).unwrap();
+    fs::File::open(&images).unwrap().set_modified(changed_at).unwrap();
+    assert_eq!((found(false), found(true), found(false)), (1, 0, 0), "somebody put it right");
+    assert_eq!(told().await, None);
+    // What is gone is seen at once.
+    fs::remove_dir_all(&images).unwrap();
+    assert!(told().await.is_some_and(|why| why.contains("missing")));
+    assert_eq!(found(false), 1);
+    fs::remove_dir_all(&folder).unwrap();
+    assert!(told().await.is_some_and(|why| why.contains("missing")));
+    assert_eq!(found(false), 1);
+    let seen = restore(&ground, &instance, &snapshot).await;
+    assert!(seen.lacks.contains_key(&Capability::SaveMemory), "{seen:?}");
     assert_eq!(ground.run(&seen.instance, 1, "cat /workspace/file").await.0, "kept\n");
     destroy(&ground, &seen.instance).await;
     ground.assert_nothing_left();

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use serde::Deserialize;
-use viv_agent::proto::{Answer, ErrorCode, Fence, Health, Request};
+use viv_agent::proto::{Answer, DUMPING, ErrorCode, Fence, Health, Request};
 
 use crate::agent::{Agent, FEATURES, supervise};
 use crate::conn::Conn;
@@ -21,7 +21,8 @@ const RESERVE_PATIENCE: Duration = Duration::from_secs(2);
 /// How long other connections get to end when quiescing. They end at once, unless the disk hangs.
 const QUIESCE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// For how long no connection is accepted after a quiesce, if its window is not shorter: enough to freeze us.
+/// For how long no connection is accepted after a quiesce, if its window is not shorter, and nobody says when the dump is
+/// over: enough to freeze us.
 const QUIESCE_PAUSE_MS: u64 = 1000;
 
 /// Whether the connection can be used for another conversation.
@@ -176,7 +177,9 @@ fn health(agent: &Agent) -> Health {
 
 fn quiesce(agent: &Agent, conn: &Conn, fence: &Fence, window_ms: u64) -> Result<Answer> {
     agent.fencing.check(fence)?;
-    supervise::PAUSE_MS.store(window_ms.clamp(1, QUIESCE_PAUSE_MS), Ordering::Release);
+    // Where it is said how long the dump takes, that is how long.
+    let pause_ms_max = if agent.places.run.join(DUMPING).exists() { window_ms } else { QUIESCE_PAUSE_MS };
+    supervise::PAUSE_MS.store(window_ms.clamp(1, pause_ms_max.max(1)), Ordering::Release);
     agent.wake.ring();
     let Some(connections_closed) = agent.connections.end_others(conn.stream(), QUIESCE_PATIENCE) else {
         return Err(error(ErrorCode::Failed, "connections did not end in time"));

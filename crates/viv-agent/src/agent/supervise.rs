@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use viv_agent::proto::ErrorCode;
+use viv_agent::proto::{DUMPING, ErrorCode};
 
 use crate::agent::control::MainEnd;
 use crate::agent::reserve::Work;
@@ -28,10 +28,16 @@ const EXHAUSTED_PAUSE_MS: u64 = 100;
 /// Set by the quiescing thread, taken by the main one.
 pub(crate) static PAUSE_MS: AtomicU64 = AtomicU64::new(0);
 
+/// How often it is looked whether the dump is over: whoever is brought back waits for so long at the most, and no longer for
+/// what was left of the pause when it was dumped.
+const DUMP_LOOK: Duration = Duration::from_millis(10);
+
 /// Never returns.
 pub(crate) fn supervise(agent: &'static Agent, listener: &UnixListener, children: &OwnedFd) -> ! {
     let mut control = MainEnd::default();
     let mut pause: Option<Deadline> = None;
+    let mut ends_with_dump = false;
+    let is_dumped = || agent.places.run.join(DUMPING).exists();
     loop {
         // Everything is looked at each round, whatever poll said: a wake-up
         // from a freeze may report only the timeout.
@@ -45,16 +51,22 @@ pub(crate) fn supervise(agent: &'static Agent, listener: &UnixListener, children
         let pause_ms = PAUSE_MS.swap(0, Ordering::AcqRel);
         if pause_ms > 0 {
             pause = Some(Deadline::after(pause_ms));
+            ends_with_dump = is_dumped();
+        }
+        if ends_with_dump && !is_dumped() {
+            (pause, ends_with_dump) = (None, false);
         }
         let pause_left = pause.as_mut().map(Deadline::left).filter(|left| !left.is_zero());
         if pause_left.is_none() {
+            ends_with_dump = false;
             pause = match accept(agent, listener) {
                 Accepted::All => None,
                 Accepted::Exhausted => Some(Deadline::after(EXHAUSTED_PAUSE_MS)),
             };
         }
         let pause_left = pause.as_mut().map(Deadline::left);
-        let deadlines = [execution_left, away_left, sweep_left, forget_left, inside_left, pause_left];
+        let dump_look = ends_with_dump.then_some(DUMP_LOOK);
+        let deadlines = [execution_left, away_left, sweep_left, forget_left, inside_left, pause_left, dump_look];
         let nearest = deadlines.into_iter().flatten().min();
         wait(agent, (pause.is_none()).then_some(listener), children, &control, nearest);
     }

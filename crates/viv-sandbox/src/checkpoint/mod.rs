@@ -15,6 +15,11 @@
 //!     kept/images/       what CRIU wrote, packed: see [`pack`], and [`share`] for what others have too
 //!     kept/run/          what the agent shares with the host: output of executions among it
 //!     kept/dump.json     what the shim knows about the processes: see [`Dump`]
+//!
+//!   <data>/memory/<snapshot>.not-saved/
+//!     dump.log           what CRIU said of a dump that failed
+//!     not-saved          why it did
+//!     instance.json      of which instance
 //! ```
 //!
 //! Memory and filesystem are of one instant: nothing runs between the dump and
@@ -39,6 +44,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 use viv_layer::Digest;
@@ -52,6 +58,9 @@ pub(crate) use mounts::External;
 /// the whole. Images of another form are not looked at.
 const VERSION: u32 = 2;
 const VERSION_SHARING: u32 = 3;
+
+/// What the name of a snapshot is followed by where CRIU's word is kept of a dump that failed.
+pub(crate) const NOT_SAVED: &str = ".not-saved";
 
 /// What damage is, in words.
 const DAMAGED: &str = "what is on disk is not what was dumped";
@@ -100,6 +109,30 @@ impl MemoryDir {
     /// Why it was not restored, once that was tried.
     pub(crate) fn not_restored(&self) -> PathBuf {
         self.0.join("not-restored")
+    }
+
+    /// Why there is none.
+    pub(crate) fn not_saved(&self) -> PathBuf {
+        self.0.join("not-saved")
+    }
+
+    /// Of which instance there is none.
+    pub(crate) fn instance(&self) -> PathBuf {
+        self.0.join("instance.json")
+    }
+
+    /// Of which instance it is, or would have been.
+    pub(crate) fn of(&self) -> io::Result<InstanceRef> {
+        match durable::read_json(&self.instance())? {
+            Some(instance) => Ok(instance),
+            None => Ok(self.read_manifest()?.instance),
+        }
+    }
+
+    /// Since when it is known that it was not saved, or not restored.
+    pub(crate) fn failed_at(&self) -> io::Result<SystemTime> {
+        let marked = fs::metadata(self.not_restored()).or_else(|_| fs::metadata(self.not_saved()))?;
+        marked.modified()
     }
 
     /// What a close look found wrong with it.

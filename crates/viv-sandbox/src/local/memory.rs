@@ -13,13 +13,14 @@ use viv_agent::proto::SOCKET;
 use viv_core::{EndCause, SandboxId, SnapshotId};
 use viv_provider::{Capability, Egress, Ended, InstanceRef, Mutation, Obstacle, ObstacleEffect, ProviderError};
 
+use super::chores::Chore;
 use super::create::Origin;
 use super::save::{save_failed, store_failed};
 use super::{KeepMemory, LocalProvider, Result, shim_client, unavailable};
-use crate::checkpoint::criu::RESTORE_LOG;
+use crate::checkpoint::criu::{DUMP_LOG, RESTORE_LOG};
 use crate::checkpoint::mounts::{self, parts_of};
 use crate::checkpoint::share::Earlier;
-use crate::checkpoint::{Manifest, MemoryDir, lazy, obstacles, pack, probe};
+use crate::checkpoint::{Manifest, MemoryDir, NOT_SAVED, lazy, obstacles, pack, probe};
 use crate::durable;
 use crate::ids::IdPool;
 use crate::layout::{InstanceDir, InstanceRecord, MemoryPlan};
@@ -341,7 +342,7 @@ impl LocalProvider {
     }
 
     /// Has the memory of a running instance saved beside it, and the instance ended; when it cannot be saved, it runs on.
-    pub(super) async fn dump(&self, mutation: &Mutation, instance: &InstanceRef) -> Result<()> {
+    pub(super) async fn dump(&self, mutation: &Mutation, instance: &InstanceRef, id: &SnapshotId) -> Result<()> {
         let criu = self.require_memory().await?;
         let (asked, budget_ms, operation) = (instance.clone(), mutation.budget_ms, mutation.operation.clone());
         // One at a time; whoever comes second finds what the first one did.
@@ -387,9 +388,34 @@ impl LocalProvider {
             Err(error) => return Err(self.why_unreachable(instance, error).await),
         };
         // What there is of it is of no use, and the files may need the room; what CRIU said stays.
-        let kept = MemoryDir::new(dir.memory()).kept();
-        let _ = self.blocking(move |_| fs::remove_dir_all(kept).map_err(save_failed)).await;
+        let (instance, id, why) = (instance.clone(), id.clone(), failed.to_string());
+        let cleared = self.blocking(move |this| {
+            let memory = MemoryDir::new(dir.memory());
+            let removed = fs::remove_dir_all(memory.kept());
+            this.note_not_saved(&memory, &instance, &id, &why);
+            removed.map_err(save_failed)
+        });
+        let _ = cleared.await;
         Err(failed)
+    }
+
+    /// What CRIU said of a dump that failed stays for a look beyond its instance, where memories that could not be restored
+    /// do, and as one of the last few.
+    fn note_not_saved(&self, memory: &MemoryDir, instance: &InstanceRef, id: &SnapshotId, why: &str) {
+        let place = MemoryDir::new(self.shared.data.memory().join(format!("{id}{NOT_SAVED}")));
+        let noted = || -> io::Result<()> {
+            let said = fs::read(memory.path().join(DUMP_LOG))?;
+            remove_if_there(place.path())?;
+            fs::create_dir(place.path())?;
+            fs::write(place.path().join(DUMP_LOG), said)?;
+            durable::replace_json_unsynced(&place.instance(), instance)?;
+            // Last: with it, it is known as what it is.
+            fs::write(place.not_saved(), why)
+        };
+        // Whoever cannot note it has it in the journal, and in the instance's folder while that is there.
+        if noted().is_ok() {
+            self.later(Chore::Collect);
+        }
     }
 
     /// What a shim is asked to dump a running instance, into a folder that is made for it.

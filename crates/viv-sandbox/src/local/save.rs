@@ -74,7 +74,7 @@ impl LocalProvider {
             }
             known?;
             if request.memory && !live {
-                self.dump(mutation, &instance).await?;
+                self.dump(mutation, &instance, &request.snapshot).await?;
             } else if !live {
                 self.ask_to_end(sandbox, &ShimRequest::EndToSave { mutation: mutation.clone() }).await?;
             }

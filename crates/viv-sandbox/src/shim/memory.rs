@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, WaitOptions, pidfd_open, waitpid};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
-use viv_agent::proto::{AgentLimits, BOOT_ID, CONFIG, ControlMessage, Fence, Identity, LIMITS, SOCKET};
+use viv_agent::proto::{AgentLimits, BOOT_ID, CONFIG, ControlMessage, DUMPING, Fence, Identity, LIMITS, SOCKET};
 use viv_core::{EndCause, ExecutionId, OperationId};
 use viv_provider::Mutation;
 
@@ -44,6 +44,10 @@ const BACK_WITHIN: Duration = Duration::from_secs(30);
 
 /// Who was about to connect when it began makes a dump fail; hardly ever three times.
 const TRIES_MAX: u32 = 3;
+
+/// Before it is tried again, and twice that before the last time: on a crowded machine, who was about to connect takes so
+/// long to come in, or to give up.
+const AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 /// How long one attempt to kill what a restore left may take; there is another one after it.
 const KILL_WITHIN: Duration = Duration::from_secs(2);
@@ -183,7 +187,7 @@ impl Shim {
         // The agent cannot close anything while it stands still. It does again if this fails.
         self.run_again()?;
         self.start_dump(order, 1).map_err(|error| {
-            let _ = fs::remove_file(self.dir.dumping());
+            self.dump_is_over();
             if self.frozen {
                 let _ = self.stop_running();
             }
@@ -203,6 +207,8 @@ impl Shim {
     fn start_dump(&mut self, order: Order, tries: u32) -> io::Result<()> {
         // Nobody of ours knocks from here on: a connection at the wrong moment is what CRIU cannot save.
         File::create(self.dir.dumping())?;
+        // Nor does the agent accept anybody until it is over.
+        File::create(self.dir.run().join(DUMPING))?;
         let log = File::options().append(true).create(true).open(self.dir.log())?;
         let parent = rustix::process::getpid();
         let pid = match fork(None)? {
@@ -210,6 +216,8 @@ impl Shim {
                 if !die_with(parent) {
                     exit_now(1);
                 }
+                // This is another process: nobody waits for it.
+                std::thread::sleep(AGAIN_AFTER * (tries - 1));
                 let error = self.dump(&order, &log);
                 let _ = fs::write(order.dir.path().join(WHY), error.to_string());
                 exit_now(1);
@@ -220,6 +228,12 @@ impl Shim {
         self.may_leave = true;
         self.checkpoint = Some(Checkpoint { order, step: Step::Dump { helper: Init { pid, pidfd }, tries } });
         Ok(())
+    }
+
+    fn dump_is_over(&self) {
+        for file in [self.dir.dumping(), self.dir.run().join(DUMPING)] {
+            let _ = fs::remove_file(file);
+        }
     }
 
     /// In the helper. Comes back only when something fails before CRIU does.
@@ -265,7 +279,7 @@ impl Shim {
             return Ok(Next::Go);
         };
         let (_, status) = waitpid(Some(helper.pid), WaitOptions::empty())?.ok_or(io::ErrorKind::NotFound)?;
-        let _ = fs::remove_file(self.dir.dumping());
+        self.dump_is_over();
         let index = self.clients.saving();
         let why = if status.exit_status() == Some(0) {
             if let Some(held_for) = order.held_for {
@@ -461,7 +475,9 @@ pub(super) fn restore(
         dump.placed = renamed.collect();
     }
     let images = dir.unpacked();
+    let begun = Instant::now();
     unpack(memory, &images, (plan.ids, record.ids), until)?;
+    let unpacked = begun.elapsed();
     let restore = Restore { dir, record, cgroups, staged, criu: &plan.criu, dump: &dump, images: &images, until };
     let is_worth_it = || lazy::bytes(&images).is_ok_and(|bytes| bytes >= lazy::BYTES_MIN);
     let mut lazily = None;
@@ -479,6 +495,8 @@ pub(super) fn restore(
         Some((pid, pages)) => (pid, Some(pages)),
         None => (restore.criu(false, until)?, None),
     };
+    let by_criu = begun.elapsed().saturating_sub(unpacked);
+    note!("its memory was unpacked in {} ms, and restored by CRIU in {} ms", unpacked.as_millis(), by_criu.as_millis());
     // It is our child (we are the subreaper) and not waited for, so the pid is still its own.
     let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(io::Error::from).map_err(at("holding the agent"))?;
     super::first::record(dir, pid).map_err(at("writing down who the agent is"))?;
@@ -725,6 +743,8 @@ pub(super) fn bring_run(
 ) -> io::Result<()> {
     let (run, keeper) = (dir.run(), record.ids.keeper_on_host());
     viv_layer::copy(&memory.run(), &run)?;
+    // Of a shim that did not come as far as saying that it was over.
+    let _ = fs::remove_file(run.join(DUMPING));
     if let Some(plan) = &record.memory {
         hand_over(&run, plan.ids, record.ids)?;
         if plan.of.sandbox != *record.sandbox() {

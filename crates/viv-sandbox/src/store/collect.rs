@@ -16,8 +16,8 @@ use crate::checkpoint::MemoryDir;
 use crate::durable;
 use crate::layout::Made;
 
-/// How many memories that could not be restored are kept for a look.
-const NOT_RESTORED_MAX: usize = 3;
+/// How many memories that could not be saved or restored are kept for a look.
+const FAILED_MAX: usize = 3;
 
 /// Everything that refers to layers.
 #[derive(Debug, Default)]
@@ -254,7 +254,7 @@ impl Store {
     }
 
     /// Removes the memory of snapshots that are not there any more, or never came to be. The last few that could not be
-    /// restored stay for a look, for as long as anything else of their sandbox does.
+    /// saved or restored stay for a look, for as long as anything else of their sandbox does.
     fn forget_memory(&self) -> io::Result<u64> {
         let (mut removed, mut failed) = (0, Vec::new());
         for entry in fs::read_dir(self.data().memory())? {
@@ -265,7 +265,7 @@ impl Store {
                 continue;
             }
             let dir = MemoryDir::new(entry.path());
-            if let Ok(tried) = fs::metadata(dir.not_restored()).and_then(|found| found.modified())
+            if let Ok(tried) = dir.failed_at()
                 && self.has_sandbox_of(&dir)?
             {
                 failed.push((tried, entry.path()));
@@ -275,7 +275,7 @@ impl Store {
             removed += 1;
         }
         failed.sort();
-        for (_, path) in failed.iter().rev().skip(NOT_RESTORED_MAX) {
+        for (_, path) in failed.iter().rev().skip(FAILED_MAX) {
             fs::remove_dir_all(path)?;
             removed += 1;
         }
@@ -284,8 +284,8 @@ impl Store {
 
     /// Whether anything is there of the sandbox whose memory this is.
     fn has_sandbox_of(&self, dir: &MemoryDir) -> io::Result<bool> {
-        let Ok(manifest) = dir.read_manifest() else { return Ok(false) };
-        let sandbox = &manifest.instance.sandbox;
+        let Ok(instance) = dir.of() else { return Ok(false) };
+        let sandbox = &instance.sandbox;
         if self.data().instance(sandbox).path().exists() {
             return Ok(true);
         }

@@ -5,8 +5,8 @@ use support::lazy::{MUCH_MIB, Slowed, Told, holder, servers, until_all_wait_for_
 use support::restart::instance_folder;
 
 use super::{
-    Daemon, ExecutionState, MemoryState, PATIENCE, Signal, Status, criu, ensure, eventually_within, json, memory,
-    request, run, start, state, stop, support, told, until_more, written,
+    Daemon, ExecutionState, MemoryState, PATIENCE, Signal, Status, assert_kept_for_a_look, criu, dump_of, ensure,
+    eventually_within, json, memory, request, run, start, state, stop, support, told, until_more, written,
 };
 
 #[test]
@@ -18,7 +18,7 @@ fn t4_memory_that_is_lost_on_the_way_is_followed_by_the_files() {
     run(&daemon.sandbox(&made.id), "echo kept > /workspace/file");
     let execution = start(&daemon, &made.id, &["python3", "-u", "-c", &holder(MUCH_MIB)]).id;
     until_more(&daemon, &made.id, &execution, 0);
-    stop(&daemon, &made.id);
+    let dump = dump_of(&daemon, &stop(&daemon, &made.id));
     let folder = instance_folder(&daemon, &made.id);
     let mut slowed = Slowed::of(folder.clone());
     let resumed = ensure(&daemon, &made.id);
@@ -38,6 +38,7 @@ fn t4_memory_that_is_lost_on_the_way_is_followed_by_the_files() {
     let back = ensure(&daemon, &made.id);
     assert!(back.generation > resumed.generation, "{back:?}");
     assert!(!told(&daemon, &made.id, "memory_not_restored").is_empty());
+    assert_kept_for_a_look(&dump, "");
     assert_eq!(run(&daemon.sandbox(&made.id), "cat /workspace/file").0, "kept\n");
     // Also when nobody had seen that it went on.
     eventually_within(PATIENCE, "it is lost", || state(&daemon, &made.id, &execution).0 == ExecutionState::Lost);

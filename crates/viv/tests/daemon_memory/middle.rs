@@ -185,10 +185,12 @@ fn l13_a_criu_killed_in_the_middle_of_a_restore_leaves_the_files() {
     for action in ["setup-namespaces", "post-restore"] {
         let staged = Staged::new(&criu);
         let (made, execution) = staged.busy();
-        stop(&staged.daemon, &made.id);
+        let dump = dump_of(&staged.daemon, &stop(&staged.daemon, &made.id));
         staged.at("restore", action, "kill -9 $PPID");
         staged.begin_ensure(&made.id);
-        staged.assert_not_restored(&made, &execution, "CRIU was killed (signal 9)");
+        let back = staged.assert_begins_with_files(&made, &execution, "CRIU was killed (signal 9)");
+        assert_kept_for_a_look(&dump, "CRIU was killed (signal 9)");
+        staged.assert_files_only(&back, &made);
     }
 }
 
