@@ -4,6 +4,7 @@ mod auth;
 mod bounds;
 mod executions;
 mod files;
+mod generations;
 mod journal;
 mod lifecycle;
 mod metrics;
