@@ -80,7 +80,7 @@ fn main() {
         "of it, all snapshots, took          {:>8.1} s",
         ms(Duration::from_millis(run.took_ms.unwrap_or_default())) / 1000.0
     );
-    let (everything, trash) = tidied(folder.path());
+    let tidying = tidied(folder.path());
     let began = Instant::now();
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
@@ -104,38 +104,7 @@ fn main() {
         100.0 * used / idle.as_secs_f64()
     );
     println!("memory of the daemon                {:>8.1} MiB", rss_mib(daemon.id()));
-    let costs_s = |work: &dyn Fn()| {
-        let before = cpu_seconds(daemon.id());
-        work();
-        cpu_seconds(daemon.id()) - before
-    };
-    let runs = snapshots(&client).runs_total;
-    let compares = costs_s(&|| {
-        client.reconcile(&Reconcile::default()).unwrap();
-        compared(&client, runs);
-    });
-    // A probe of each that lives: every five minutes, since nobody looks at it otherwise, and besides every quarter of an
-    // hour what runs in it is asked for.
-    let of_all = ListSandboxes::default();
-    let probes =
-        costs_s(&|| client.list_all(of_all.clone()).for_each(|one| drop(client.sandbox(one.unwrap().id).verify())));
-    let cleans = costs_s(&|| drop(client.clean_up(&BeginCleanup::default()).unwrap()));
-    let forgets = reconciler(&client, "retention").took_ms.unwrap_or_default();
-    let rare = [
-        Rare { what: "comparing everything, every hour", costs_s: compares, times: 1.0 },
-        Rare { what: "cleaning up, every 5 min", costs_s: cleans, times: 12.0 },
-        Rare { what: "probing all that live, every 5 min", costs_s: probes, times: 12.0 },
-        Rare { what: "asking what runs in them, 15 min", costs_s: probes, times: 4.0 },
-        Rare { what: "tidying the whole store, an hour", costs_s: everything, times: 1.0 },
-        Rare { what: "tidying trash, every 5 min", costs_s: trash, times: 11.0 },
-        // Nobody can ask for it: as long as it took at most, as if it had computed all the time.
-        Rare { what: "forgetting what is old, every hour", costs_s: forgets as f64 / 1000.0, times: 1.0 },
-    ];
-    for Rare { what, costs_s, .. } in &rare {
-        println!("{what:<35} {costs_s:>8.2} s of a core");
-    }
-    let sum_s = used / idle.as_secs_f64() * HOUR_S + rare.iter().map(|rare| rare.costs_s * rare.times).sum::<f64>();
-    println!("all that is periodic, over an hour  {:>8.2} % of a core ({sum_s:.1} s)", 100.0 * sum_s / HOUR_S);
+    over_an_hour(&client, daemon.id(), used / idle.as_secs_f64(), tidying);
 
     let list = ListSandboxes::default();
     let page = repeated(|| drop(client.list(&list).unwrap()));
@@ -176,6 +145,44 @@ fn main() {
     }
     daemon.kill().unwrap();
     daemon.wait().unwrap();
+}
+
+/// Does what is rare once each, and prints what it costs; then all that is periodic, summed up over an hour, of which
+/// `quiet` is the part of a core that goes all the time.
+fn over_an_hour(client: &Client, daemon: u32, quiet: f64, (everything, trash): (f64, f64)) {
+    let costs_s = |work: &dyn Fn()| {
+        let before = cpu_seconds(daemon);
+        work();
+        cpu_seconds(daemon) - before
+    };
+    let runs = snapshots(client).runs_total;
+    let compares = costs_s(&|| {
+        client.reconcile(&Reconcile::default()).unwrap();
+        compared(client, runs);
+    });
+    // A probe of each that lives: every five minutes, since nobody looks at it otherwise, and besides every quarter of an
+    // hour what runs in it is asked for.
+    let of_all = ListSandboxes::default();
+    let probes = costs_s(&|| {
+        client.list_all(of_all.clone()).for_each(|one| drop(client.sandbox(one.unwrap().id).verify().unwrap()))
+    });
+    let cleans = costs_s(&|| drop(client.clean_up(&BeginCleanup::default()).unwrap()));
+    let forgets = Duration::from_millis(reconciler(client, "retention").took_ms.unwrap_or_default()).as_secs_f64();
+    let rare = [
+        Rare { what: "comparing everything, every hour", costs_s: compares, times: 1.0 },
+        Rare { what: "cleaning up, every 5 min", costs_s: cleans, times: 12.0 },
+        Rare { what: "probing all that live, every 5 min", costs_s: probes, times: 12.0 },
+        Rare { what: "asking what runs in them, 15 min", costs_s: probes, times: 4.0 },
+        Rare { what: "tidying the whole store, an hour", costs_s: everything, times: 1.0 },
+        Rare { what: "tidying trash, every 5 min", costs_s: trash, times: 11.0 },
+        // Nobody can ask for it: as long as it took at most, as if it had computed all the time.
+        Rare { what: "forgetting what is old, every hour", costs_s: forgets, times: 1.0 },
+    ];
+    for Rare { what, costs_s, .. } in &rare {
+        println!("{what:<35} {costs_s:>8.2} s of a core");
+    }
+    let sum_s = quiet * HOUR_S + rare.iter().map(|rare| rare.costs_s * rare.times).sum::<f64>();
+    println!("all that is periodic, over an hour  {:>8.2} % of a core ({sum_s:.1} s)", 100.0 * sum_s / HOUR_S);
 }
 
 /// Kills a part of a sandbox from outside, and looks until it is not called ready.
