@@ -25,6 +25,12 @@ use clap::{Parser, Subcommand};
 
 use settings::Global;
 
+/// What it was built from, where that is known.
+const COMMIT: &str = match option_env!("VIV_COMMIT") {
+    Some(commit) => commit,
+    None => "unknown",
+};
+
 #[derive(Parser)]
 #[command(name = "viv", version, about, max_term_width = 100, after_help = "`viv help exit-codes` lists exit codes.")]
 struct Cli {

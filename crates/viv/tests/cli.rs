@@ -364,7 +364,11 @@ fn without_a_daemon_it_is_said_how_to_start_one() {
     assert_eq!(output.status.code(), Some(7), "{output:?}");
     assert!(stderr(&output).contains("hint: start it with: viv serve\n"), "{output:?}");
     let version = viv().args(["version"]).env("VIV_DATA", folder.path()).output().unwrap();
-    assert!(version.status.success() && stdout(&version).contains("daemon: not reached"), "{version:?}");
+    let said = stdout(&version);
+    assert!(version.status.success() && said.contains("daemon: not reached"), "{version:?}");
+    let (own, commit) = said.lines().next().unwrap().split_once(" (").unwrap();
+    assert_eq!(own, concat!("viv ", env!("CARGO_PKG_VERSION")));
+    assert!(commit.ends_with(')') && commit.len() > 1, "it says what it was built from: {said}");
 }
 
 #[test]

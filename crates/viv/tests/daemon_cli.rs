@@ -171,6 +171,78 @@ fn the_lines_of_the_readme_work_as_they_stand() {
     }
 }
 
+/// Ends the daemon that a script started, when a test goes.
+struct PutDown<'h>(&'h House);
+
+impl PutDown<'_> {
+    fn down(&self) -> String {
+        let done = beside(self.0, "sh").arg(project().join("scripts/down")).output().unwrap();
+        assert!(done.status.success(), "{done:?}");
+        text(&done.stdout)
+    }
+}
+
+impl Drop for PutDown<'_> {
+    fn drop(&mut self) {
+        let _ = beside(self.0, "sh").arg(project().join("scripts/down")).output();
+    }
+}
+
+/// What `make up` does once there is a binary, and `make down`, on ground of their own.
+#[test]
+fn up_starts_a_daemon_and_says_of_which_build_one_is_that_runs_already_and_down_ends_it() {
+    let house = House::new();
+    let (logs, put_down) = (tempfile::tempdir().unwrap(), PutDown(&house));
+    let up = |viv: &Path| {
+        let mut up = beside(&house, "sh");
+        up.env("VIV_LISTEN", "127.0.0.1:0").env("VIV_CGROUP_PREFIX", &house.cgroup_prefix);
+        up.env("TMPDIR", logs.path()).arg(project().join("scripts/up")).arg(viv).stdin(Stdio::null());
+        let done = up.output().unwrap();
+        assert!(done.status.success(), "{done:?}");
+        let said = text(&done.stdout);
+        assert!(said.contains("A first sandbox:\n  who am I ") && said.contains("its own files  written"), "{said}");
+        text(&done.stdout)
+    };
+    let pid = || {
+        let told: serde_json::Value =
+            serde_json::from_slice(&fs::read(house.data.join("daemon.json")).unwrap()).unwrap();
+        told["pid"].as_u64().unwrap()
+    };
+    let viv = viv_binary();
+    let said = up(&viv);
+    assert!(!said.contains("runs already") && said.contains("What it says is in"), "{said}");
+    let first = pid();
+    let done = house.viv().args(["create", "--name", "stays"]).output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+
+    let said = up(&viv);
+    assert!(said.contains("A daemon of this build runs already: "), "{said}");
+    // Another program of the same version and commit, and one of another commit.
+    let other = |name: &str, does: &str| {
+        let path = logs.path().join(name);
+        fs::write(&path, format!("#!/bin/sh\n{does}\nexec {} \"$@\"\n", viv.display())).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    };
+    let said = up(&other("rebuilt", ""));
+    assert!(said.contains("A daemon of ANOTHER BUILD runs already") && said.contains("make down"), "{said}");
+    let newer =
+        format!("[ \"$1\" = version ] && {{ {} version | sed '1s/.*/viv 9.9.9 (newer)/'; exit; }}", viv.display());
+    let said = up(&other("newer", &newer));
+    assert!(said.contains("ANOTHER BUILD") && said.contains("This build is 9.9.9 (newer)."), "{said}");
+    assert_eq!(pid(), first, "it is left as it is");
+
+    assert!(put_down.down().contains("has ended; its sandboxes run on"));
+    assert!(!house.viv().args(["ps"]).output().unwrap().status.success(), "nobody answers");
+    assert_eq!(house.instance_folders().len(), 1, "its sandbox runs on");
+    assert!(put_down.down().contains("No daemon runs on"));
+    up(&viv);
+    let done = house.viv().args(["rm", "stays"]).output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+    put_down.down();
+    house.assert_nothing_left();
+}
+
 #[test]
 fn verbs_do_what_they_say_on_a_real_daemon() {
     let daemon = Daemon::start_with(&["--layers", "plain"]);
@@ -229,6 +301,18 @@ fn verbs_do_what_they_say_on_a_real_daemon() {
     let told = text(&refused.stderr);
     assert!(told.starts_with(&format!("error: {}: ", here("nowhere").display())), "{told}");
     assert_eq!(fs::read_to_string(here("again")).unwrap(), "second");
+
+    // What its supervisor and its agent wrote, which is nothing while all is well: its end, and nobody else's.
+    assert_eq!(json(&daemon, &["logs", "verbs"]), serde_json::json!({ "sandbox": id, "generation": 1, "logs": [] }));
+    let instance = daemon.provider_folder().join("instances").join(id);
+    for (log, line) in [("shim.log", "the shim says something\n"), ("run/agent.log", "one\ntwo\nthree\n")] {
+        let mut file = fs::OpenOptions::new().create(true).append(true).open(instance.join(log)).unwrap();
+        file.write_all(line.as_bytes()).unwrap();
+    }
+    let read = say(&daemon, &["logs", "verbs"]);
+    assert!(read.contains("the shim says something") && read.contains("one\ntwo\nthree\n"), "{read}");
+    let last = json(&daemon, &["logs", "verbs", "--source", "agent", "--tail", "1"]);
+    assert_eq!(last["logs"], serde_json::json!([{ "source": "agent", "text": "three\n" }]));
 
     let extended = json(&daemon, &["extend", "verbs", "3h"]);
     let remaining_ms = extended["remaining_ms"].as_u64().unwrap();
@@ -365,6 +449,52 @@ fn s6_environments_are_in_no_log_event_or_report() {
         }
     }
     say(&daemon, &["rm", "quiet"]);
+}
+
+/// Whoever lists processes, or has a copy of the database, learns no environment and no key (S6).
+#[test]
+fn s6_environments_are_in_no_command_line_and_secrets_of_keys_are_not_on_disk() {
+    let daemon = Daemon::start_with(&["--layers", "plain"]);
+    let (of_create, of_exec) = ("SECRET-OF-CREATE-2", "SECRET-OF-EXEC-2");
+    // What is searched for is there where it belongs, or the search would find nothing anywhere.
+    let made = json(&daemon, &["create", "--name", "quiet", "--env", &format!("TOKEN={of_create}")]);
+    let started =
+        json(&daemon, &["exec", "--detach", "--env", &format!("MORE={of_exec}"), "quiet", "--", "sleep", "600"]);
+    assert!(started["id"].is_string(), "{started}");
+    let host = daemon.host(&made["id"].as_str().unwrap().parse().unwrap());
+    let agent = host.agent_pid.unwrap();
+    let ours = daemon.processes();
+    assert!(ours.contains(&host.shim_pid.unwrap()) && ours.len() >= 3, "{ours:?}");
+    let environments = ours.iter().filter_map(|pid| fs::read(format!("/proc/{pid}/environ")).ok());
+    let environments: Vec<String> = environments.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).collect();
+    for secret in [of_create, of_exec] {
+        assert!(environments.iter().any(|environment| environment.contains(secret)), "{secret} is where it belongs");
+    }
+    let mut seen = 0;
+    for pid in ours.iter().copied().chain([daemon.pid(), agent]) {
+        // Who is gone by now tells nothing.
+        let Ok(line) = fs::read(format!("/proc/{pid}/cmdline")) else { continue };
+        let line = String::from_utf8_lossy(&line);
+        seen += usize::from(!line.is_empty());
+        assert!(!line.contains("SECRET-OF"), "{pid}: {line}");
+    }
+    assert!(seen > 3, "{seen} command lines were read");
+
+    let key = json(&daemon, &["key", "create", "robot"]);
+    let (id, secret) = (key["key"]["id"].as_str().unwrap(), key["secret"].as_str().unwrap());
+    let own = fs::read_to_string(daemon.data.join("key")).unwrap();
+    assert!(daemon.viv().env("VIV_KEY", secret).args(["ps"]).output().unwrap().status.success(), "it opens");
+    let files = ["viv.db", "viv.db-wal", "viv.db-shm"].map(|name| daemon.data.join(name));
+    let content: Vec<u8> = files.iter().filter_map(|file| fs::read(file).ok()).flatten().collect();
+    let holds = |text: &str| content.windows(text.len()).any(|window| window == text.as_bytes());
+    assert!(holds(id), "the key itself is there");
+    for secret in [secret, own.trim()] {
+        // Nor the part of it that is drawn, without what all begin with.
+        let drawn = secret.rsplit('_').next().unwrap();
+        assert!(drawn.len() >= 16 && !holds(drawn), "the database holds {secret}");
+    }
+    say(&daemon, &["rm", "quiet"]);
+    daemon.assert_nothing_left();
 }
 
 /// A copy of one moment, while it is written to: everything that was acknowledged before it was asked for is in it.

@@ -9,13 +9,12 @@ use std::path::PathBuf;
 use std::thread;
 
 use support::daemon::{Daemon, PATIENCE};
-use support::eventually_within;
 use support::restart::House;
+use support::{eventually_within, freezer};
 use viv_api::alert::AlertState;
 use viv_api::bound::WaitMs;
 use viv_api::query::ListSandboxes;
 use viv_api::sandbox::{CreateSandbox, Status};
-use viv_sandbox::cgroup::Layout;
 
 /// A runtime that does this when it is to make a container.
 fn runtime(does: &str) -> (tempfile::TempDir, PathBuf) {
@@ -89,10 +88,7 @@ impl Drop for Frozen {
 /// Processes that cannot die (here in a frozen v1 cgroup, in life in uninterruptible I/O) are not called ended (L8).
 #[test]
 fn incident_33_what_cannot_be_killed_stays_stopping_and_alerts() {
-    let layout = Layout::detect().unwrap();
-    let Some((freezer, _)) = layout.v1.iter().find(|(_, controls)| controls.contains("freezer")) else {
-        return eprintln!("there is no v1 freezer here to make processes unkillable with");
-    };
+    let Some(freezer) = freezer::first_kind() else { return };
     let mut daemon = Daemon::in_house(House::with_config("[alerts]\nperiod_s = 1\nresolve_after_s = 1\n"));
     daemon.run(&[]);
     let made = daemon.create();

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use support::daemon::{Daemon, PATIENCE};
-use support::held::{Held, unmount_root};
-use support::{eventually_within, is_alive};
+use support::held::{Held, Hold, unmount_root};
+use support::{eventually_within, freezer, is_alive};
 use viv_api::ErrorCode;
 use viv_api::bound::{IdempotencyKey, Labels, LifetimeMs, Path, WaitMs};
 use viv_api::client::{Change, ClientError};
@@ -23,7 +23,7 @@ use viv_api::diagnosis::HostView;
 use viv_api::execution::StartExecution;
 use viv_api::query::{ListEvents, ListSandboxes, PageQuery, ReadFile, SandboxLogQuery, StatsQuery, WriteFile};
 use viv_api::sandbox::{
-    CreatePolicy, CreateSandbox, EnsureSandbox, ExtendSandbox, Phase, Sandbox, Status, StopSandbox,
+    CreatePolicy, CreateSandbox, Desired, EnsureSandbox, ExtendSandbox, Phase, Sandbox, Status, StopSandbox,
 };
 use viv_core::{Generation, SandboxId};
 
@@ -165,9 +165,7 @@ fn t3_processes_frozen_by_hand_are_not_ready() {
 
 #[test]
 fn t3_processes_frozen_by_hand_with_v1_are_not_ready() {
-    if !PathBuf::from("/sys/fs/cgroup/freezer").exists() {
-        return eprintln!("passed over: there is no v1 freezer here");
-    }
+    let Some(_) = freezer::first_kind() else { return };
     damage(|host| freeze(host, "freezer.state", "FROZEN"));
 }
 
@@ -282,25 +280,36 @@ fn l3_many_ensures_of_a_lost_one_make_one_instance() {
 }
 
 /// A stop at any moment of a create is the last word.
+/// Held where it is being made, where it was made and nobody wrote that down, and where it is about to be probed.
 #[test]
 fn l9_a_stop_in_the_middle_of_a_create_ends_stopped() {
-    let daemon = Daemon::start();
-    let request = CreateSandbox { wait_ms: Some(WaitMs::new(0).unwrap()), ..CreateSandbox::default() };
-    for at in [Phase::Provisioning, Phase::Verifying, Phase::Ready] {
-        for _ in 0..3 {
-            let made = daemon.client().create(&request, None).unwrap();
-            let id = made.into_sandbox().id;
-            // That phase, or what comes after it when it was too short to be seen.
-            eventually_within(PATIENCE, "it comes that far", || daemon.sandbox(&id).get().unwrap().phase >= at);
-            let Change::Done(over) = daemon.sandbox(&id).stop(&StopSandbox::default()).unwrap() else {
-                panic!("a stop waits until it is done");
-            };
-            assert_eq!((over.status, over.generation), (Status::Stopped, Generation::FIRST), "{over:#?}");
-            assert_eq!(over.cause.unwrap().code, "user_stop");
-            assert_eq!(code(daemon.sandbox(&id).ensure(&EnsureSandbox::default())), Some(ErrorCode::Gone));
-        }
+    let at_once = Some(WaitMs::new(0).unwrap());
+    for (point, phase, instances) in [
+        ("create.before", Phase::Provisioning, 0),
+        ("create.after", Phase::Provisioning, 1),
+        ("probe.before", Phase::Verifying, 1),
+    ] {
+        let hold = Hold::at(point);
+        let mut daemon = Daemon::prepare(&[]);
+        daemon.run(&[("VIV_FAILPOINT", &hold.variable())]);
+        let request = CreateSandbox { wait_ms: at_once, ..CreateSandbox::default() };
+        let id = daemon.client().create(&request, None).unwrap().into_sandbox().id;
+        eventually_within(PATIENCE, "it comes that far", || hold.is_reached(1));
+        assert_eq!(daemon.sandbox(&id).get().unwrap().phase, phase, "{point}");
+        assert_eq!(daemon.instances().len(), instances, "{point}");
+        let asked = daemon.sandbox(&id).stop(&StopSandbox { wait_ms: at_once, ..StopSandbox::default() }).unwrap();
+        let asked = asked.into_sandbox();
+        assert_eq!((asked.desired, asked.generation), (Desired::Gone, Generation::FIRST), "{point}: {asked:#?}");
+        hold.open();
+        let Change::Done(over) = daemon.sandbox(&id).stop(&StopSandbox::default()).unwrap() else {
+            panic!("a stop waits until it is done");
+        };
+        assert_eq!((over.status, over.generation), (Status::Stopped, Generation::FIRST), "{point}: {over:#?}");
+        assert_eq!(over.cause.unwrap().code, "user_stop");
+        assert!(!phases(&daemon, &id).contains(&Phase::Ready), "{point}: it never ran");
+        assert_eq!(code(daemon.sandbox(&id).ensure(&EnsureSandbox::default())), Some(ErrorCode::Gone));
+        daemon.assert_nothing_left();
     }
-    daemon.assert_nothing_left();
 }
 
 #[test]

@@ -9,11 +9,10 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use support::{Ground, SOON, eventually, eventually_within, is_alive, kill, mutation, stdout};
+use support::{Ground, SOON, eventually, eventually_within, freezer, is_alive, kill, mutation, stdout};
 use viv_core::EndCause;
 use viv_core::exec::ExecState;
 use viv_provider::{InstanceState, Provider, ProviderError};
-use viv_sandbox::cgroup::Layout;
 
 /// Long enough for what is done before it passes, on a loaded machine.
 const LIFETIME: Duration = Duration::from_secs(5);
@@ -215,14 +214,11 @@ async fn t7_a_stopped_shim_is_silence_not_absence() {
 /// Processes that cannot die (here in a frozen v1 cgroup, in life in uninterruptible I/O) are not called ended.
 #[tokio::test]
 async fn t7_what_cannot_be_killed_is_ending_and_not_ended() {
-    let Some(freezer) = Layout::detect().unwrap().v1.into_iter().find(|(_, controls)| controls.contains("freezer"))
-    else {
-        return eprintln!("there is no v1 freezer here to make processes unkillable with");
-    };
+    let Some(freezer) = freezer::first_kind() else { return };
     let ground = Ground::new();
     let sandbox = ground.create(Duration::from_secs(600)).await;
     // Frozen from above: what was frozen by itself is thawed to be killed.
-    let state = freezer.0.join(&ground.cgroup_prefix).join("freezer.state");
+    let state = freezer.join(&ground.cgroup_prefix).join("freezer.state");
     std::fs::write(&state, "FROZEN").unwrap();
     kill(sandbox.shim_pid(), Signal::KILL);
     kill(sandbox.guard_pid(), Signal::KILL);

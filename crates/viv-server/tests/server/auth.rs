@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use tracing_subscriber::layer::SubscriberExt;
 use viv_server::{Bounds, Peer, Rate};
 
-use crate::world::{World, bare, request};
+use crate::world::{World, bare, request, until};
 
 #[tokio::test]
 async fn s3_only_a_few_paths_are_open() {
@@ -160,15 +160,40 @@ async fn s5_wrong_keys_and_too_many_requests_are_held_back() {
 #[tokio::test]
 async fn o7_the_journal_says_who_from_where() {
     let world = World::new().await;
-    let request = bare(Method::POST, "/v1/sandboxes", &world.admin)
+    let create = bare(Method::POST, "/v1/sandboxes", &world.admin)
         .header("content-type", "application/json")
         .extension(Peer("192.0.2.7:4".parse().unwrap()));
-    let made = world.whole(request.body("{}".into()).unwrap()).await.is(201).json();
+    let made = world.whole(create.body("{}".into()).unwrap()).await.is(201).json();
     let events = world.get("/v1/events").await.is(200).json();
     let created = events["items"].as_array().unwrap().iter().find(|event| event["kind"] == "sandbox.created").unwrap();
     assert_eq!(created["sandbox"], made["id"]);
     assert!(created["by"].as_str().unwrap().starts_with("key:key_"));
     assert_eq!(created["address"], "192.0.2.7");
+
+    // And so of everything else that somebody does, each time from where that was asked.
+    let path = format!("/v1/sandboxes/{}", made["id"].as_str().unwrap());
+    let stop = format!("{path}/stop");
+    let argv = json!({ "argv": ["echo", "hello"] });
+    let asked = [
+        (Method::POST, format!("{path}/executions"), Some(argv), "192.0.2.8", "execution.started", json!(null)),
+        (Method::POST, stop, Some(json!({})), "192.0.2.9", "sandbox.moved", json!("user_stop")),
+        (Method::DELETE, path.clone(), None, "192.0.2.10", "sandbox.delete_asked", json!("user_stop")),
+    ];
+    for (method, path, body, from, kind, cause) in asked {
+        let mut asked = request(method.clone(), &path, &world.admin, body);
+        asked.extensions_mut().insert(Peer(format!("{from}:5").parse().unwrap()));
+        let answer = world.whole(asked).await;
+        assert!(answer.status.is_success(), "{method} {path}: {}", String::from_utf8_lossy(&answer.bytes));
+        // What is done inside is written in a moment, and not before the answer.
+        let line = until(kind, async || {
+            let events = world.get("/v1/events?limit=1000").await.is(200).json();
+            let mut lines = events["items"].as_array().unwrap().clone().into_iter();
+            lines.find(|line| line["kind"] == kind && line["address"] == from)
+        });
+        let line = line.await;
+        assert_eq!((&line["sandbox"], &line["cause"]["code"]), (&made["id"], &cause), "{line}");
+        assert_eq!(line["by"], created["by"], "{line}");
+    }
 }
 
 #[tokio::test]

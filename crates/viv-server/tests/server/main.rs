@@ -5,6 +5,7 @@ mod bounds;
 mod cleanup;
 mod executions;
 mod files;
+mod generations;
 mod journal;
 mod lifecycle;
 mod metrics;

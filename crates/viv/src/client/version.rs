@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use viv_api::daemon::{Gate, Version};
 
 use super::{Daemon, print, print_json};
+use crate::COMMIT;
 use crate::settings::Global;
 
 /// This program's version, and the daemon's if there is one to ask. That there is none is no failure.
@@ -12,7 +13,7 @@ pub(super) fn run(global: &Global) -> anyhow::Result<ExitCode> {
     let client = env!("CARGO_PKG_VERSION");
     let daemon = Daemon::connect(global).ok().and_then(|daemon| daemon.client.version().ok());
     if global.json {
-        return print_json(&serde_json::json!({ "version": client, "daemon": daemon }));
+        return print_json(&serde_json::json!({ "version": client, "commit": COMMIT, "daemon": daemon }));
     }
     let daemon = daemon.map_or_else(
         || "daemon: not reached".to_owned(),
@@ -21,7 +22,7 @@ pub(super) fn run(global: &Global) -> anyhow::Result<ExitCode> {
             format!("daemon: {version} ({commit}), provider {provider}{}", gates(&daemon.gates))
         },
     );
-    print(&format!("viv {client}\n{daemon}"))
+    print(&format!("viv {client} ({COMMIT})\n{daemon}"))
 }
 
 /// The gates that are not on for everybody, each with where that was said (O9).

@@ -44,17 +44,11 @@ use viv_sandbox::{DriverKind, KeepMemory, LocalConfig, LocalProvider, Runtime, S
 use viv_server::{Build, LogRing, ServerConfig, ServerState};
 use viv_store::{ApiKey, KeyScope, Owner, Quota, SqliteStore, Sums, Weights};
 
-use crate::place;
 use crate::settings::{DAEMONS, Global};
+use crate::{COMMIT, place};
 use config::{FileConfig, LazyRestore, SaveMemory};
 use owner::{Ownership, write_whole};
 use traces::Otlp;
-
-/// What it was built from, where that is known.
-const COMMIT: &str = match option_env!("VIV_COMMIT") {
-    Some(commit) => commit,
-    None => "unknown",
-};
 
 /// Where the daemon listens when nothing is said.
 const LISTEN: &str = "127.0.0.1:7711";

@@ -6,6 +6,7 @@ pub mod criu;
 pub mod daemon;
 pub mod diagnosed;
 pub mod disk;
+pub mod freezer;
 pub mod held;
 pub mod lazy;
 pub mod receiver;

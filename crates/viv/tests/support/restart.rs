@@ -23,6 +23,7 @@ use viv_store::{SqliteStore, Store};
 use super::base;
 use super::daemon::PATIENCE;
 use super::disk::Disk;
+use super::freezer;
 use super::{VIV, eventually, eventually_quietly, eventually_within, fresh_bytes, hex, is_alive, kill};
 use super::{pass_over_unless_root, pids, remove_for_good, viv_binary};
 
@@ -408,15 +409,11 @@ pub enum FreezerKind {
 
 impl Freezer {
     /// `None`, told on standard error, where there is none of that kind.
+    #[track_caller]
     pub fn find(kind: FreezerKind) -> Option<Self> {
-        let mounts: Vec<PathBuf> = Layout::detect().unwrap().mounts().map(Path::to_owned).collect();
-        let is_it = |mount: &&PathBuf| match kind {
-            FreezerKind::LetsDie => mount.join("cgroup.controllers").exists(),
-            FreezerKind::HoldsTheDead => mount.ends_with("freezer"),
-        };
-        let Some(mount) = mounts.iter().find(is_it) else {
-            eprintln!("passed over: there is no freezer that {kind:?} among {mounts:?}");
-            return None;
+        let mount = match kind {
+            FreezerKind::LetsDie => freezer::second_kind()?,
+            FreezerKind::HoldsTheDead => freezer::first_kind()?,
         };
         let cgroup = mount.join(format!("viv-test-{}", hex(&fresh_bytes()[8..])));
         fs::create_dir(&cgroup).unwrap();
