@@ -164,7 +164,7 @@ fn over_an_hour(client: &Client, daemon: u32, quiet: f64, (everything, trash): (
     // hour what runs in it is asked for.
     let of_all = ListSandboxes::default();
     let probes = costs_s(&|| {
-        client.list_all(of_all.clone()).for_each(|one| drop(client.sandbox(one.unwrap().id).verify().unwrap()))
+        client.list_all(of_all.clone()).for_each(|one| drop(client.sandbox(one.unwrap().id).verify().unwrap()));
     });
     let cleans = costs_s(&|| drop(client.clean_up(&BeginCleanup::default()).unwrap()));
     let forgets = Duration::from_millis(reconciler(client, "retention").took_ms.unwrap_or_default()).as_secs_f64();
