@@ -404,6 +404,9 @@ impl FaultyStore {
                     // Whoever began with it may have gone since the others were removed.
                     let began = everybody.iter().any(|other| other.origin.as_ref() == Some(&row.id));
                     let used = began || !self.truth.users(&row.id, 1).await?.is_empty();
+                    // So may a record that began with it, and does not any more, while its instance is still there.
+                    let held = really.snapshot(&row.id).await.is_ok_and(|seen| !seen.used_by.is_empty());
+                    let used = used || held;
                     if row.state == SnapshotState::Ready && !used {
                         left.push(row.id);
                     }

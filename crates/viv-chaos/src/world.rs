@@ -780,7 +780,8 @@ impl<'p> World<'p> {
         }
         self.check().await?;
         let picture = self.picture().await;
-        picture.check_rest(self.draining != Some(false))?;
+        let room = self.quota_max.is_none_or(|max| picture.count() < max);
+        picture.check_rest(self.draining != Some(false), room)?;
         if !self.swarm.has(Trouble::ClockJump) {
             picture.check_idle(self.clock.now_ms())?;
         }

@@ -138,15 +138,20 @@ impl Picture {
         Ok(())
     }
 
-    /// How many may live, which is bounded.
-    pub(crate) fn check_quota(&self, max: u64) -> Found {
+    /// How many may live.
+    pub(crate) fn count(&self) -> u64 {
         // What was saved and is deleted is on its way out, and asks for no room.
         let counts = |record: &&Sandbox| {
             let name = record.phase.name();
             let is_leaving = name == PhaseName::Stopping && !self.instances.contains_key(&record.id);
             PhaseName::MAY_LIVE.contains(&name) && !is_leaving
         };
-        let count = self.records.values().filter(counts).count() as u64;
+        self.records.values().filter(counts).count() as u64
+    }
+
+    /// That is bounded.
+    pub(crate) fn check_quota(&self, max: u64) -> Found {
+        let count = self.count();
         holds("quota-holds", count <= max, || format!("{count} may live, and {max} are allowed"))
     }
 

@@ -71,7 +71,7 @@ async fn check(picture: &Picture, store: &FaultyStore, provider: &SimProvider) -
     picture.check()?;
     picture.check_quota(1)?;
     picture.check_deadlines(NOW_MS)?;
-    picture.check_rest(false)?;
+    picture.check_rest(false, true)?;
     picture.check_idle(NOW_MS)?;
     picture.check_leftovers(store).await?;
     picture.check_services(provider).await
@@ -222,6 +222,22 @@ fn l18_what_is_being_ended_counts_for_as_long_as_it_lives() {
     picture.instances.insert(other, (Generation::FIRST, InstanceState::Running));
     assert_eq!(picture.check_quota(1).map_err(|(found, _)| found), Err("quota-holds"));
     assert_eq!(picture.check_quota(2), Ok(()));
+}
+
+#[test]
+fn l18_who_is_wanted_again_waits_for_room_and_for_nothing_else() {
+    let mut picture = well();
+    picture.instances.clear();
+    picture.rows.insert(snapshot_id(1), owned(SnapshotState::Ready));
+    picture.saved.insert(snapshot_id(1));
+    picture.records.values_mut().for_each(|record| {
+        record.phase = Phase::Hibernated { snapshot: snapshot_id(1) };
+        record.entry = Some(entry());
+    });
+    assert_eq!(picture.check_rest(false, false), Ok(()));
+    assert_eq!(picture.check_rest(false, true).map_err(|(found, _)| found), Err("comes-to-rest"));
+    picture.records.values_mut().for_each(|record| record.entry = None);
+    assert_eq!(picture.check_rest(false, false).map_err(|(found, _)| found), Err("comes-to-rest"));
 }
 
 #[test]

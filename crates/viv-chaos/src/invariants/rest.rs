@@ -18,9 +18,11 @@ const IDLES_WITHIN_MS: u64 = 5 * 60_000;
 const IDLE_SLACK_MS: u64 = 60_000;
 
 impl Picture {
-    /// Everything is where it is wanted, and really so.
-    pub(crate) fn check_rest(&self, drained: bool) -> Found {
+    /// Everything is where it is wanted, and really so, unless there is no room for it.
+    pub(crate) fn check_rest(&self, drained: bool, room: bool) -> Found {
         for record in self.records.values() {
+            // It was wanted again on its way to sleep, and others have the room that it had: it is not forgotten (L18).
+            let waits = !room && matches!(record.phase, Phase::Hibernated { .. }) && record.entry.is_some();
             let at_rest = matches!(
                 (&record.desired, &record.phase),
                 (Desired::Running | Desired::Hibernated, Phase::Lost | Phase::Failed { work: None })
@@ -28,10 +30,10 @@ impl Picture {
                     | (Desired::Hibernated, Phase::Hibernated { .. })
                     | (Desired::Gone, Phase::Stopped)
             );
-            holds("comes-to-rest", at_rest, || {
+            holds("comes-to-rest", at_rest || waits, || {
                 format!("{} is wanted {:?} and is {:?} ({:?})", record.id, record.desired, record.phase, record.cause)
             })?;
-            holds("no-entry-waits", record.entry.is_none(), || {
+            holds("no-entry-waits", record.entry.is_none() || waits, || {
                 format!("{} is {:?}, and an entry waits: {:?}", record.id, record.phase, record.entry)
             })?;
             let state = self.instances.get(&record.id).map(|(_, state)| state);

@@ -143,6 +143,10 @@ impl Engine {
             Ok(_) => {}
             Err(error @ (EngineError::ShuttingDown | EngineError::Store(_))) => return Err(error),
             Err(EngineError::Gone { .. }) => return Ok(None),
+            // A daemon before this one may have started it.
+            Err(error) if run.generation.is_some() => {
+                return Ok(Some((RunOutcome::Lost { what: error.to_string() }, run)));
+            }
             Err(error) => return not_started(error.to_string(), run),
         }
         let handle = match self.work_in(&schedule.project, &Which::Id(id.clone()), run.generation).await {
