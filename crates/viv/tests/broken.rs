@@ -267,6 +267,9 @@ async fn t3_whoever_gives_up_lets_go_of_everything() {
         eventually("descriptors are closed", || held().0 < fds + slack);
         eventually("threads end", || held().1 < threads + slack);
         kill(pid, Signal::CONT);
+        // All who knocked meanwhile are heard first, and they have gone.
+        let until = Instant::now() + SOON;
+        while stopped.findings(DEADLINE).await.codes() != ["well"; 4] && Instant::now() < until {}
         stopped.assert_well().await;
     }
     stopped.destroy().await;

@@ -13,12 +13,12 @@ use std::time::{Duration, Instant, SystemTime};
 use support::disk::Disk;
 use support::restart::{House, create, settled};
 use support::user::User;
-use support::{Ground, Sandbox, eventually_within, kill};
+use support::{Ground, Sandbox, eventually_within, kill, sh};
 use viv_api::execution::StartExecution;
 use viv_api::sandbox::{Phase, Status};
 use viv_core::EndCause;
 use viv_core::exec::{ExecSpec, ExecState};
-use viv_provider::{InstanceState, Provider};
+use viv_provider::{InstanceState, Provider, ProviderError};
 
 /// On a machine that others load.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -76,12 +76,20 @@ async fn assert_unharmed(sandbox: &Sandbox<'_>) {
     // A filesystem that has just got room back may need a moment to find it.
     let until = Instant::now() + PATIENCE;
     loop {
-        let (said, status) = sandbox.run(write).await;
-        if status.state == (ExecState::Exited { code: 0 }) {
-            assert_eq!(said.trim(), "500000");
-            return;
-        }
-        eprintln!("it cannot write yet: {:?}, {} bytes are free", status.state, free_bytes(&sandbox.ground.data));
+        // Nor is there room for its output then.
+        let why = match sandbox.try_start(&sh(write)).await {
+            Ok(execution) => {
+                let (said, status) = sandbox.output(&execution).await;
+                if status.state == (ExecState::Exited { code: 0 }) {
+                    assert_eq!(said.trim(), "500000");
+                    return;
+                }
+                format!("{:?}", status.state)
+            }
+            Err(error @ ProviderError::Exhausted { .. }) => error.to_string(),
+            Err(other) => panic!("{other}"),
+        };
+        eprintln!("it cannot write yet: {why}, {} bytes are free", free_bytes(&sandbox.ground.data));
         assert!(Instant::now() < until, "it cannot write");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }

@@ -43,10 +43,16 @@ impl Follow {
 impl Inner {
     /// Listens for the end of a command, unless somebody does already.
     pub(super) fn follow_execution(self: &Arc<Self>, row: &Execution) {
+        let of = Place { project: row.project.clone(), sandbox: row.sandbox.clone(), generation: row.generation };
+        self.follow_end(of, row.id.clone());
+    }
+
+    /// The same for one that may have been started there, and that nobody waits for any more.
+    pub(crate) fn follow_end(self: &Arc<Self>, of: Place, execution: ExecutionId) {
         if self.is_ending() {
             return;
         }
-        let place = (row.sandbox.clone(), row.id.clone());
+        let place = (of.sandbox.clone(), execution.clone());
         let mut tasks = self.executions.follow.lock();
         if tasks.get(&place).is_some_and(|task| !task.is_finished()) {
             return;
@@ -55,8 +61,7 @@ impl Inner {
             tasks.retain(|_, task| !task.is_finished());
         }
         if tasks.len() < FOLLOWED_MAX {
-            let of = Place { project: row.project.clone(), sandbox: row.sandbox.clone(), generation: row.generation };
-            let task = tokio::spawn(follow(self.clone(), of, row.id.clone())).abort_handle();
+            let task = tokio::spawn(follow(self.clone(), of, execution)).abort_handle();
             tasks.insert(place, task);
         }
     }

@@ -282,6 +282,10 @@ impl Engine {
             return Err(EngineError::NoSchedule { which: id.clone() });
         }
         inner.schedules.bell.notify_one();
+        // Nobody sees to what runs for it any more, and it has an end all the same (X1).
+        if let Some(run) = schedule.run.as_ref().filter(|run| run.outcome.is_none()) {
+            inner.follow_run(&schedule, run);
+        }
         Ok(schedule)
     }
 

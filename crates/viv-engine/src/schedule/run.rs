@@ -1,10 +1,12 @@
 //! One run: the sandbox is woken, the command is run, the sandbox goes back.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
 use viv_core::ScheduleId;
 use viv_core::exec::OutputEvent;
+use viv_core::execution::Place;
 use viv_core::lifecycle::{EntryKind, Event, Phase, RestAt, Sandbox};
 use viv_core::schedule::{Run, RunOutcome, SCHEDULES_MAX, Schedule, SkipReason};
 use viv_provider::ProviderError;
@@ -12,7 +14,7 @@ use viv_store::ScheduleQuery;
 
 use super::{STORE_PAUSE, actor, line};
 use crate::aim::Aim;
-use crate::engine::Engine;
+use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
 use crate::handle::Handle;
 use crate::read::Which;
@@ -143,19 +145,14 @@ impl Engine {
             Ok(_) => {}
             Err(error @ (EngineError::ShuttingDown | EngineError::Store(_))) => return Err(error),
             Err(EngineError::Gone { .. }) => return Ok(None),
-            // A daemon before this one may have started it.
-            Err(error) if run.generation.is_some() => {
-                return Ok(Some((RunOutcome::Lost { what: error.to_string() }, run)));
-            }
+            Err(error) if run.generation.is_some() => return Ok(Some(self.given_up(schedule, run, &error))),
             Err(error) => return not_started(error.to_string(), run),
         }
         let handle = match self.work_in(&schedule.project, &Which::Id(id.clone()), run.generation).await {
             Ok(handle) => handle,
             Err(error @ (EngineError::ShuttingDown | EngineError::Store(_))) => return Err(error),
             Err(EngineError::Gone { .. }) => return Ok(None),
-            Err(error) if run.generation.is_some() => {
-                return Ok(Some((RunOutcome::Lost { what: error.to_string() }, run)));
-            }
+            Err(error) if run.generation.is_some() => return Ok(Some(self.given_up(schedule, run, &error))),
             Err(error) => return not_started(error.to_string(), run),
         };
         run.generation = Some(handle.generation());
@@ -165,6 +162,13 @@ impl Engine {
         inner.reached("schedule.starting");
         let outcome = self.execute_run(schedule, &run, &handle).await?;
         Ok(Some((outcome, run)))
+    }
+
+    /// A daemon before this one may have started it in an instance that does not answer, and may do so again: its run is
+    /// over, and its end is listened for all the same (X1).
+    fn given_up(&self, schedule: &Schedule, run: Run, why: &EngineError) -> (RunOutcome, Run) {
+        self.inner.follow_run(schedule, &run);
+        (RunOutcome::Lost { what: why.to_string() }, run)
     }
 
     /// Where the sandbox is that has to be woken for this; where another run of it found it, if there is one.
@@ -275,6 +279,16 @@ impl Engine {
         match inner.apply(&schedule.sandbox, &rest).await {
             Ok(_) | Err(EngineError::NotFound { .. } | EngineError::Gone { .. } | EngineError::Held { .. }) => Ok(()),
             Err(other) => Err(other),
+        }
+    }
+}
+
+impl Inner {
+    /// Listens for the end of what was perhaps begun for a run that nobody sees to any more.
+    pub(super) fn follow_run(self: &Arc<Self>, schedule: &Schedule, run: &Run) {
+        if let Some(generation) = run.generation {
+            let (project, sandbox) = (schedule.project.clone(), schedule.sandbox.clone());
+            self.follow_end(Place { project, sandbox, generation }, run.execution.clone());
         }
     }
 }

@@ -33,6 +33,12 @@ impl Inner {
             // Whoever makes it finds no row when it is done.
             SnapshotState::Saving | SnapshotState::Removing => self.finish_removal(row).await,
             SnapshotState::Ready => {
+                // Whose instance began with it need not use it by its record, and keeps it for as long as it lives: then
+                // nothing is asked for, and nothing is written down, again and again (P3).
+                let by_instances = self.instances_of(&row.id).await;
+                if !by_instances.is_empty() {
+                    return Err(EngineError::SnapshotInUse { snapshot: row.id.clone(), by: by_instances });
+                }
                 let removing = Snapshot {
                     state: SnapshotState::Removing,
                     version: row.version + 1,

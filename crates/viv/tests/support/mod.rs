@@ -24,7 +24,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use viv_core::exec::{ExecSpec, ExecStatus, OutputEvent};
 use viv_core::{ExecutionId, FencingToken, Generation, OperationId, OwnerMark, SandboxId};
 use viv_provider::conformance::World;
-use viv_provider::{InstanceRef, InstanceSpec, InstanceState, Mutation, Provider};
+use viv_provider::{InstanceRef, InstanceSpec, InstanceState, Mutation, Provider, ProviderError};
 use viv_sandbox::cgroup::Layout;
 use viv_sandbox::{DriverKind, LocalConfig, LocalProvider, Runtime, StoreConfig};
 
@@ -332,9 +332,13 @@ impl Sandbox<'_> {
     }
 
     pub async fn start_spec(&self, spec: &ExecSpec) -> ExecutionId {
+        self.try_start(spec).await.unwrap()
+    }
+
+    /// The same where it may be refused.
+    pub async fn try_start(&self, spec: &ExecSpec) -> Result<ExecutionId, ProviderError> {
         let execution = ExecutionId::from_bytes(fresh_bytes());
-        self.ground.provider.execute(&mutation(1, 1), &self.id, &execution, spec).await.unwrap();
-        execution
+        self.ground.provider.execute(&mutation(1, 1), &self.id, &execution, spec).await.map(|_| execution)
     }
 
     /// Runs a shell script to its end: all output, and how it ended.
