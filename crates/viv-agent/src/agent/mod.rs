@@ -183,9 +183,14 @@ impl Deadline {
 
     /// What is left; zero when it passed.
     pub(crate) fn left(&mut self) -> Duration {
+        self.left_at(sys::boot_ms())
+    }
+
+    /// What was left at that moment, which was a moment ago or before a freeze.
+    pub(crate) fn left_at(&mut self, seen_ms: u64) -> Duration {
         let now_ms = sys::boot_ms();
         self.at_ms = self.at_ms.min(now_ms.saturating_add(self.length_ms));
-        Duration::from_millis(self.at_ms.saturating_sub(now_ms))
+        Duration::from_millis(self.at_ms.saturating_sub(seen_ms.min(now_ms)))
     }
 
     /// How long ago it was set.
@@ -196,5 +201,23 @@ impl Deadline {
     pub(crate) fn postpone(&mut self, by_ms: u64) {
         self.at_ms = self.at_ms.saturating_add(by_ms);
         self.length_ms = self.length_ms.saturating_add(by_ms);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn l13_a_freeze_after_the_clock_was_looked_at_ends_nothing() {
+        let seen_ms = sys::boot_ms();
+        // As if it had begun a minute ago, almost all of which the sandbox stood still.
+        let mut deadline = Deadline { at_ms: seen_ms.saturating_sub(1), length_ms: 1_500 };
+        let before_the_freeze_ms = seen_ms.saturating_sub(1_000);
+        assert_eq!(deadline.left(), Duration::ZERO);
+        assert_eq!(deadline.left_at(before_the_freeze_ms), Duration::from_millis(999));
+        // A machine that began anew counts from less: what was seen before cannot be later than now.
+        let mut deadline = Deadline::after(60_000);
+        assert!(deadline.left_at(u64::MAX) > Duration::from_secs(59));
     }
 }

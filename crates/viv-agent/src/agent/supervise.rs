@@ -41,9 +41,13 @@ pub(crate) fn supervise(agent: &'static Agent, listener: &UnixListener, children
     loop {
         // Everything is looked at each round, whatever poll said: a wake-up
         // from a freeze may report only the timeout.
+        // The time is looked at before the supervisor is heard: a freeze may fall between any two of these lines, and what he
+        // said of it stands in a socket that was read already, while the clock has gone on (L13).
+        let seen_ms = sys::boot_ms();
         control.attend(agent);
         reap(agent, children);
-        let execution_left = if agent.control.clocks_run() { agent.executions.check_deadlines(agent) } else { None };
+        let clocks_run = agent.control.clocks_run();
+        let execution_left = if clocks_run { agent.executions.check_deadlines(agent, seen_ms) } else { None };
         let away_left = MainEnd::check_away(agent);
         let sweep_left = agent.executions.sweep_cgroups(agent);
         let forget_left = agent.executions.forget_transient(agent);

@@ -286,8 +286,8 @@ impl Executions {
         }
     }
 
-    /// Ends what is over its time limit; returns the time to the next limit.
-    pub(crate) fn check_deadlines(&self, agent: &'static Agent) -> Option<Duration> {
+    /// Ends what was over its time limit at that moment; returns the time to the next limit.
+    pub(crate) fn check_deadlines(&self, agent: &'static Agent, seen_ms: u64) -> Option<Duration> {
         let mut nearest: Option<Duration> = None;
         for execution in self.all() {
             let mut inner = lock(&execution.inner);
@@ -295,7 +295,7 @@ impl Executions {
                 continue;
             }
             let Some(deadline) = &mut inner.deadline else { continue };
-            let left = deadline.left();
+            let left = deadline.left_at(seen_ms);
             if left.is_zero() {
                 inner.deadline = None;
                 drop(inner);
