@@ -45,8 +45,14 @@ const REST_FOR: Duration = Duration::from_secs(10 * 60);
 /// How long the effects of a disturbance may last after it has ended.
 const SETTLES: Duration = Duration::from_secs(60);
 
-/// Lines of a timeline.
+/// Lines of a timeline: the latest ones.
 const TIMELINE_MAX: usize = 80;
+
+/// And before those the first ones about what was broken.
+const EARLY_MAX: usize = 20;
+
+/// Ids of what has few lines in its life, so that each of them says something.
+const BEGUN_ONCE: [&str; 4] = ["exe_", "snp_", "tsk_", "sch_"];
 
 /// Most sandboxes that live at once in any world.
 const LIVING_MAX: u64 = 6;
@@ -393,12 +399,15 @@ impl<'p> World<'p> {
             }
         }
         timeline.sort_by_key(|(at_ms, _)| *at_ms);
-        let surplus = timeline.len().saturating_sub(TIMELINE_MAX);
         let told = |(at_ms, what): (u64, String)| {
             let passed_ms = at_ms.saturating_sub(EPOCH_MS);
             format!("{:>6}.{:03} {what}", passed_ms / 1000, passed_ms % 1000)
         };
-        let timeline = timeline.into_iter().skip(surplus).map(told).collect();
+        // What it is about may have begun long before the end.
+        let named: Vec<&str> = what.split_whitespace().filter(|word| BEGUN_ONCE.iter().any(|kind| word.starts_with(kind))).collect();
+        let late = timeline.split_off(timeline.len().saturating_sub(TIMELINE_MAX));
+        let early = timeline.into_iter().filter(|(_, line)| named.iter().any(|id| line.contains(id))).take(EARLY_MAX);
+        let timeline = early.chain(late).map(told).collect();
         Violation { seed: self.plan.seed, step: self.step, name, rule: rule(name), what, timeline }
     }
 

@@ -1,5 +1,5 @@
-//! One wait per detached command, for its end to be told: nobody else reads it. A stream that says nothing else, and costs
-//! nothing while the command lives.
+//! One wait per command that nobody else listens to, for its end to be told: detached ones, and those that a daemon before
+//! this one left open. A stream that says nothing else, and costs nothing while the command lives.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

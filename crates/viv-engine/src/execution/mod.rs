@@ -6,7 +6,7 @@
 //!   a record's commit that ends an instance ──in its transaction──► what was open there is lost (X5)
 //!   queue     one task per sandbox in which something waits; it starts the oldest when the sandbox is ready
 //!   overdue   one sleep until the next time limit has passed: whoever was not heard of is asked
-//!   follow    one wait per detached command, for its end to be told
+//!   follow    one wait per detached command, and per one that a daemon before this one left open, for its end to be told
 //!   keep      outputs of an instance that is removed
 //! ```
 //!
@@ -68,6 +68,10 @@ pub(crate) async fn spawn(engine: &Engine) -> Result<(), EngineError> {
                 engine.wake_queue(&row.sandbox);
             } else {
                 engine.inner.attend_execution(&row);
+                // Whoever listened to it, and what was learnt and not written down yet, died with the daemon before.
+                if row.is_open() && row.status().is_some() {
+                    engine.inner.follow_execution(&row);
+                }
             }
         }
         let Some(next) = page.next else { return Ok(()) };

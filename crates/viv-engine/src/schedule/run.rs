@@ -9,7 +9,7 @@ use viv_core::exec::OutputEvent;
 use viv_core::execution::Place;
 use viv_core::lifecycle::{EntryKind, Event, Phase, RestAt, Sandbox};
 use viv_core::schedule::{Run, RunOutcome, SCHEDULES_MAX, Schedule, SkipReason};
-use viv_provider::ProviderError;
+use viv_provider::{InstanceState, ProviderError};
 use viv_store::ScheduleQuery;
 
 use super::{STORE_PAUSE, actor, line};
@@ -53,7 +53,6 @@ impl Engine {
             Some(outcome) => (outcome, run),
             None => match self.carry_out(&schedule, run).await? {
                 Some(done) => done,
-                // The sandbox is gone, and its schedules with it.
                 None => return Ok(()),
             },
         };
@@ -91,7 +90,8 @@ impl Engine {
         noted.await.map(drop)
     }
 
-    /// Wakes the sandbox, starts the command, and waits for its end. `None` when the sandbox is gone.
+    /// Wakes the sandbox, starts the command, and waits for its end. `None` when nobody wants to know it: the sandbox is
+    /// gone, or the schedule was removed.
     async fn carry_out(&self, schedule: &Schedule, mut run: Run) -> Result<Option<(RunOutcome, Run)>, EngineError> {
         let inner = &self.inner;
         let id = &schedule.sandbox;
@@ -161,7 +161,7 @@ impl Engine {
             .await?;
         inner.reached("schedule.starting");
         let outcome = self.execute_run(schedule, &run, &handle).await?;
-        Ok(Some((outcome, run)))
+        Ok(outcome.map(|outcome| (outcome, run)))
     }
 
     /// A daemon before this one may have started it in an instance that does not answer, and may do so again: its run is
@@ -199,12 +199,22 @@ impl Engine {
         Ok(others.filter(|run| run.outcome.is_none()).collect())
     }
 
-    /// Starts the command, which was perhaps started before, and waits for its end.
-    async fn execute_run(&self, schedule: &Schedule, run: &Run, handle: &Handle) -> Result<RunOutcome, EngineError> {
+    /// Starts the command, which was perhaps started before, and waits for its end. `None` when it is not wanted any more.
+    async fn execute_run(
+        &self,
+        schedule: &Schedule,
+        run: &Run,
+        handle: &Handle,
+    ) -> Result<Option<RunOutcome>, EngineError> {
         let inner = &self.inner;
         let mut pause = PAUSE.0;
         let mut started = false;
         loop {
+            // What was removed starts nothing any more, however long it took until it could be.
+            if !started && !self.is_wanted(schedule, run).await? {
+                inner.follow_run(schedule, run);
+                return Ok(None);
+            }
             let asked = if started {
                 self.follow(run, handle).await
             } else {
@@ -217,7 +227,7 @@ impl Engine {
                 inner.reached("schedule.started");
             }
             match asked {
-                Ok(Some(outcome)) => return Ok(outcome),
+                Ok(Some(outcome)) => return Ok(Some(outcome)),
                 Ok(None) => {
                     (started, pause) = (true, PAUSE.0);
                     continue;
@@ -233,7 +243,14 @@ impl Engine {
                     | ProviderError::Exhausted { .. }
                     | ProviderError::Outdated { .. }
                     | ProviderError::NotFound { .. }),
-                )) => return Ok(RunOutcome::NotStarted { what: error.to_string() }),
+                )) => return Ok(Some(RunOutcome::NotStarted { what: error.to_string() })),
+                // It was put to rest before the command could be started: the run enters once more, and wakes it.
+                Err(error @ EngineError::Provider(ProviderError::NotRunning { state: InstanceState::Frozen }))
+                    if !started =>
+                {
+                    inner.pause(pause).await;
+                    return Err(error);
+                }
                 Err(EngineError::Provider(error)) => {
                     tracing::debug!(component = "schedule", schedule = %schedule.id, %error, "asks again");
                 }
@@ -241,7 +258,7 @@ impl Engine {
             }
             // Nothing is concluded from silence (T7): only from what the record says.
             if let Standing::Over(what) = self.inner.standing(&schedule.sandbox, handle.generation()).await? {
-                return Ok(RunOutcome::Lost { what });
+                return Ok(Some(RunOutcome::Lost { what }));
             }
             inner.pause(pause).await;
             pause = (pause * 2).min(PAUSE.1);
@@ -249,6 +266,12 @@ impl Engine {
                 return Err(EngineError::ShuttingDown);
             }
         }
+    }
+
+    /// Whether its schedule is there and still has this run.
+    async fn is_wanted(&self, schedule: &Schedule, run: &Run) -> Result<bool, EngineError> {
+        let kept = self.inner.store.schedule(&schedule.id).await?;
+        Ok(kept.and_then(|kept| kept.run).is_some_and(|kept| kept.execution == run.execution))
     }
 
     /// Waits for the end of a command that was started; `None` when the stream ended without it.
