@@ -404,7 +404,8 @@ impl<'p> World<'p> {
             format!("{:>6}.{:03} {what}", passed_ms / 1000, passed_ms % 1000)
         };
         // What it is about may have begun long before the end.
-        let named: Vec<&str> = what.split_whitespace().filter(|word| BEGUN_ONCE.iter().any(|kind| word.starts_with(kind))).collect();
+        let named: Vec<&str> =
+            what.split_whitespace().filter(|word| BEGUN_ONCE.iter().any(|kind| word.starts_with(kind))).collect();
         let late = timeline.split_off(timeline.len().saturating_sub(TIMELINE_MAX));
         let early = timeline.into_iter().filter(|(_, line)| named.iter().any(|id| line.contains(id))).take(EARLY_MAX);
         let timeline = early.chain(late).map(told).collect();

@@ -17,6 +17,10 @@ use crate::trash;
 /// How long somebody else who tidies is waited for. Gigabytes are hashed in seconds.
 const TIDY_WITHIN: Duration = Duration::from_secs(60);
 
+/// How long to wait before what could not be done is tried again; it doubles up to the second one, and then waits for whoever
+/// comes next, or tidies regularly.
+const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(32));
+
 /// Something to be done.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Chore {
@@ -40,11 +44,14 @@ pub(super) struct Chores {
 struct Waiting {
     chores: BTreeSet<Chore>,
     is_someone_at_it: bool,
+    /// What could not be done is tried again in a moment, by this one alone.
+    is_someone_pausing: bool,
 }
 
 impl Default for Chores {
     fn default() -> Self {
-        let waiting = Waiting { chores: BTreeSet::from([Chore::Everything]), is_someone_at_it: false };
+        let chores = BTreeSet::from([Chore::Everything]);
+        let waiting = Waiting { chores, is_someone_at_it: false, is_someone_pausing: false };
         Self { waiting: Mutex::new(waiting), over: Condvar::new() }
     }
 }
@@ -76,6 +83,34 @@ impl Chores {
     fn give_up(&self) {
         self.lock().is_someone_at_it = false;
         self.over.notify_all();
+    }
+
+    /// Puts back what could not be done. True when the caller, who is willing to, is who tries it again in a moment.
+    fn put_back(&self, not_now: Vec<Chore>, is_willing: bool) -> bool {
+        let mut waiting = self.lock();
+        let tries_again = is_willing && !not_now.is_empty();
+        waiting.chores.extend(not_now);
+        tries_again && !std::mem::replace(&mut waiting.is_someone_pausing, true)
+    }
+
+    /// For who does everything, and so whatever waits.
+    fn take_all(&self) -> BTreeSet<Chore> {
+        std::mem::take(&mut self.lock().chores)
+    }
+
+    /// After a pause: true when something waits that nobody is at.
+    fn take_up(&self) -> bool {
+        let mut waiting = self.lock();
+        waiting.is_someone_pausing = false;
+        let is_left = !waiting.chores.is_empty() && !waiting.is_someone_at_it;
+        waiting.is_someone_at_it |= is_left;
+        is_left
+    }
+
+    /// Whether something waits that nobody is at, as it could not be done when it was tried.
+    fn has_failed(&self) -> bool {
+        let waiting = self.lock();
+        !waiting.chores.is_empty() && !waiting.is_someone_at_it
     }
 
     /// Waits until nobody is at it.
@@ -129,6 +164,7 @@ impl Tidier {
         if let (Some((at, before)), Ok(now)) = (&self.last, &looks)
             && at.elapsed() < self.all_every
             && before == now
+            && !shared.chores.has_failed()
         {
             trash::empty(&shared.data.trash(), viv_layer::remove);
             return match shared.store.tidy_trash() {
@@ -139,8 +175,7 @@ impl Tidier {
         let began = Instant::now();
         let done = self.provider.tidy();
         // What could not be done, or has to wait for somebody who builds, is tried again at the next turn.
-        let is_whole = done.failed.is_empty() && done.collected.is_some();
-        self.last = looks.ok().filter(|_| is_whole).map(|looks| (began, looks));
+        self.last = looks.ok().filter(|_| done.is_whole()).map(|looks| (began, looks));
         TidyTurn::Everything(done)
     }
 }
@@ -148,9 +183,15 @@ impl Tidier {
 impl LocalProvider {
     /// Does what can wait: hashes what was saved, shortens chains of layers, takes away what nothing refers to. Blocks.
     pub fn tidy(&self) -> Tidied {
+        let chores = &self.shared.chores;
         // They are ours, and hold what this would wait for.
-        self.shared.chores.wait();
-        self.tidy_everything()
+        chores.wait();
+        let waiting = chores.take_all();
+        let done = self.tidy_everything();
+        if !done.is_whole() {
+            chores.put_back(waiting.into_iter().collect(), false);
+        }
+        done
     }
 
     fn tidy_everything(&self) -> Tidied {
@@ -171,13 +212,24 @@ impl LocalProvider {
         let this = self.clone();
         let work = move || {
             let chores = &this.shared.chores;
-            let _at_it = AtIt(chores);
-            let mut not_now = Vec::new();
-            while let Some(chore) = chores.next() {
-                not_now.extend(this.do_chore(chore));
+            let mut pauses = std::iter::successors(Some(AGAIN.0), |pause| (*pause < AGAIN.1).then(|| *pause * 2));
+            loop {
+                let at_it = AtIt(chores);
+                let mut not_now = Vec::new();
+                while let Some(chore) = chores.next() {
+                    not_now.extend(this.do_chore(chore));
+                }
+                drop(at_it);
+                // Somebody builds, or something is wrong for now.
+                let pause = pauses.next();
+                if !chores.put_back(not_now, pause.is_some()) {
+                    return;
+                }
+                std::thread::sleep(pause.unwrap_or_default());
+                if !chores.take_up() {
+                    return;
+                }
             }
-            // Somebody builds, or something is wrong: whoever comes next tries again.
-            chores.lock().chores.extend(not_now);
         };
         // Without a thread it waits until the next time.
         if std::thread::Builder::new().name("viv-tidy".to_owned()).spawn(work).is_err() {
@@ -222,5 +274,25 @@ mod tests {
         assert!(chores.add(Chore::Collect), "nobody is at it any more");
         chores.give_up();
         assert!(chores.add(Chore::Collect), "nor after one who failed");
+    }
+
+    #[test]
+    fn what_could_not_be_done_is_tried_again_by_one() {
+        let chores = Chores::default();
+        assert!(chores.add(Chore::Collect));
+        while chores.next().is_some() {}
+        assert!(!chores.has_failed());
+        assert!(chores.put_back(vec![Chore::Collect], true) && chores.has_failed());
+        assert!(!chores.put_back(vec![Chore::Everything], true), "somebody waits for that already");
+        assert!(chores.take_up() && !chores.has_failed(), "it is at it");
+        while chores.next().is_some() {}
+        assert!(!chores.put_back(Vec::new(), true), "nothing is left");
+        assert!(chores.put_back(vec![Chore::Collect], true));
+        assert!(chores.add(Chore::Everything), "whoever comes next does it sooner");
+        assert!(!chores.take_up(), "and is at it");
+        while chores.next().is_some() {}
+        assert!(!chores.put_back(vec![Chore::Collect], false) && chores.has_failed(), "nobody is willing");
+        assert_eq!(chores.take_all(), BTreeSet::from([Chore::Collect]));
+        assert!(!chores.has_failed(), "who does everything does that too");
     }
 }

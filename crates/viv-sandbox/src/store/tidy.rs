@@ -65,6 +65,11 @@ impl Tidied {
         Self { failed: vec![what], ..Self::default() }
     }
 
+    /// Whether nothing was left undone.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.failed.is_empty() && self.collected.is_some()
+    }
+
     fn note<T>(&mut self, what: impl FnOnce() -> String, result: io::Result<T>) -> Option<T> {
         result.map_err(|error| self.failed.push(format!("{}: {error}", what()))).ok()
     }
