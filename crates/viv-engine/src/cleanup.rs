@@ -739,6 +739,7 @@ impl Inner {
     /// Puts it to rest as if its window were over, unless it is in use: by its record, by what runs in it, or by who
     /// comes until it is written down (L6). Whether it was; without an answer about what runs, nothing is done (T7).
     pub(crate) async fn put_to_rest(self: &Arc<Self>, seen: &Sandbox, idle_ms: u64) -> Result<bool, EngineError> {
+        let Some(_alone) = self.knowledge.looks_for_rest(&seen.id) else { return Ok(false) };
         if !self.is_unused(seen, idle_ms).await? {
             return Ok(false);
         }

@@ -65,6 +65,8 @@ impl Inner {
     /// it is in use, and that is written down.
     pub(crate) async fn look_at_idle(self: &Arc<Self>, record: &Sandbox) -> Result<bool, EngineError> {
         let began_ms = self.clock.now_ms();
+        // What a schedule begins is no use that the store would know of, so from this look to the commit none may.
+        let Some(_alone) = self.knowledge.looks_for_rest(&record.id) else { return Ok(false) };
         if !is_planted(Planted::IdleUnread) {
             let used_at_ms = if record.phase == Phase::Ready {
                 self.used_at_ms(record).await

@@ -1,8 +1,9 @@
 //! What was seen lately of living sandboxes: a cache that is never the truth (T1), and dies with the daemon.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 use viv_core::lifecycle::{Evidence, Observed, Phase, Sandbox};
 use viv_core::spec::Project;
 use viv_core::{FencingToken, Generation, SandboxId};
@@ -31,6 +32,8 @@ pub(crate) struct Known {
     last_reads: HashMap<String, u64>,
     /// What those inside asked for.
     requests: u64,
+    /// Held by who looks whether it is idle until it rests, and shared by who starts what is no use of it.
+    resting: Arc<RwLock<()>>,
     /// It did not answer when it was looked for: until when it is left alone, and for how long the next time.
     quiet: Option<(u64, u64)>,
 }
@@ -264,6 +267,18 @@ impl Knowledge {
         let known = self.lock();
         let known = known.get(sandbox)?;
         Some(if known.users > 0 { now_ms } else { known.used_at_ms })
+    }
+
+    /// For who begins something that is not written down as use: while this is held, nobody finds that it is idle.
+    pub(crate) async fn keep_from_rest(&self, sandbox: &SandboxId) -> Option<OwnedRwLockReadGuard<()>> {
+        let resting = self.lock().get(sandbox)?.resting.clone();
+        Some(resting.read_owned().await)
+    }
+
+    /// For who looks whether it is idle, until it rests. `None` when something begins in it.
+    pub(crate) fn looks_for_rest(&self, sandbox: &SandboxId) -> Option<OwnedRwLockWriteGuard<()>> {
+        let resting = self.lock().get(sandbox).map(|known| known.resting.clone());
+        resting.unwrap_or_default().try_write_owned().ok()
     }
 
     /// Somebody inside asked for something, and was answered.

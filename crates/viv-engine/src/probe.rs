@@ -25,6 +25,9 @@ const PORTS_AT_ONCE: usize = 16;
 /// What the echo may say before it is wrong anyway.
 const ECHO_BYTES_MAX: usize = 256;
 
+/// An arbiter that says that the time of an instance is up ends it within moments. After so long it does not.
+const OVERDUE_MS: u64 = 15_000;
+
 /// Why a check was not well.
 pub(crate) struct Bad {
     pub(crate) finding: Finding,
@@ -132,7 +135,14 @@ impl Inner {
         let seen = self.call(&record.id, budget, self.provider.observe(&instance)).await;
         let Some(deadline) = seen.ok().and_then(|seen| seen.deadline) else { return Ok(false) };
         let (generation, now_ms) = (record.generation, self.clock.now_ms());
-        let expires_at_ms = now_ms.saturating_add(deadline.remaining_ms.max(1_000));
+        if deadline.remaining_ms == 0 {
+            // Its time is up, says its arbiter, who has to end it. One that stands still, as its guard does too, never
+            // does: what was said is enough to end it from here (L5).
+            let overdue = record.expires_at_ms.is_some_and(|at_ms| now_ms.saturating_sub(at_ms) >= OVERDUE_MS);
+            let why = "its deadline has passed, and nobody ended it";
+            return if overdue { self.expire(record, why, "provider").await } else { Ok(false) };
+        }
+        let expires_at_ms = now_ms.saturating_add(deadline.remaining_ms);
         let corrected = self.amend(&record.id, |record| {
             if record.generation != generation || record.expires_at_ms.is_none_or(|at_ms| at_ms > now_ms) {
                 return None;
@@ -147,8 +157,12 @@ impl Inner {
 
     /// Switched off, the stored copy of the deadline is taken for the deadline (O9).
     async fn believe_expiry(self: &Arc<Self>, record: &Sandbox) -> Result<bool, EngineError> {
-        let state = "expired, by what is recorded".to_owned();
-        let observed = Observed { state, via: "stored".to_owned(), at_ms: self.clock.now_ms() };
+        self.expire(record, "expired, by what is recorded", "stored").await
+    }
+
+    /// Its time is up, for this reason: it is ended for that, and saved where it is persistent.
+    async fn expire(self: &Arc<Self>, record: &Sandbox, why: &str, via: &str) -> Result<bool, EngineError> {
+        let observed = Observed { state: why.to_owned(), via: via.to_owned(), at_ms: self.clock.now_ms() };
         let seen = Seen::Ended(EndCause::Expired);
         let event = Event::Seen { generation: record.generation, seen, observed };
         Ok(matches!(self.apply(&record.id, &event).await?, Applied::Changed(_)))

@@ -455,6 +455,36 @@ fn l5_incident_7_a_lifetime_ends_with_the_daemon_alive_or_dead() {
     daemon.end();
 }
 
+/// Whoever is to end it stands still, and whoever would see to that too.
+#[test]
+fn l5_a_lifetime_ends_though_shim_and_guard_stand_still() {
+    let mut daemon = Daemon::start();
+    let begun = [false, true].map(|persistent| {
+        let mut asked = short_lived();
+        asked.policy.persistent = Some(persistent);
+        asked.policy.lifetime_ms = Some(LifetimeMs::new(8_000).unwrap());
+        let id = daemon.create_from(&asked).id;
+        let host = daemon.host(&id);
+        let (shim, agent) = (Held::of(host.shim_pid), Held::of(host.agent_pid));
+        let told = fs::read(daemon.provider_folder().join(format!("instances/{id}/shim.json"))).unwrap();
+        let told: serde_json::Value = serde_json::from_slice(&told).unwrap();
+        let guard = Held::of(told["guard"]["pid"].as_u64().map(|pid| pid as u32));
+        guard.stop();
+        shim.stop();
+        (id, [shim, guard, agent])
+    });
+    let ends = [(Status::Stopped, "expired"), (Status::Hibernated, "saved")];
+    for ((id, all), (end, code)) in begun.iter().zip(ends) {
+        let over = daemon.wait_for(id, "it is over", |sandbox| sandbox.status == end);
+        let cause = over.cause.unwrap();
+        assert_eq!((cause.code.as_str(), cause.by.as_str()), (code, "expiry"), "{}", cause.message);
+        all.iter().for_each(Held::wait_gone);
+        daemon.remove(id);
+    }
+    daemon.assert_nothing_left();
+    daemon.end();
+}
+
 #[test]
 fn x6_incident_4_an_agent_killed_for_memory_is_told_as_that() {
     let daemon = Daemon::start();

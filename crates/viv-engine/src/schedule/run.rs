@@ -16,7 +16,7 @@ use super::{STORE_PAUSE, actor, line};
 use crate::aim::Aim;
 use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
-use crate::handle::Handle;
+use crate::handle::{Handle, not_running};
 use crate::read::Which;
 use crate::standing::Standing;
 
@@ -218,10 +218,15 @@ impl Engine {
             let asked = if started {
                 self.follow(run, handle).await
             } else {
-                handle
-                    .execute_unattended(&run.execution, &schedule.command)
-                    .await
-                    .map(|status| RunOutcome::of(&status.state))
+                // Nobody finds it idle between this look and the start: that is no use that would be written down (L6).
+                let _awake = inner.knowledge.keep_from_rest(&schedule.sandbox).await;
+                let record = inner.load(&schedule.sandbox).await?;
+                if record.generation == handle.generation() && matches!(record.phase, Phase::Frozen { .. }) {
+                    Err(not_running(&record))
+                } else {
+                    let asked = handle.execute_unattended(&run.execution, &schedule.command).await;
+                    asked.map(|status| RunOutcome::of(&status.state))
+                }
             };
             if asked.is_ok() && !started {
                 inner.reached("schedule.started");
@@ -245,9 +250,10 @@ impl Engine {
                     | ProviderError::NotFound { .. }),
                 )) => return Ok(Some(RunOutcome::NotStarted { what: error.to_string() })),
                 // It was put to rest before the command could be started: the run enters once more, and wakes it.
-                Err(error @ EngineError::Provider(ProviderError::NotRunning { state: InstanceState::Frozen }))
-                    if !started =>
-                {
+                Err(
+                    error @ (EngineError::NotRunning { .. }
+                    | EngineError::Provider(ProviderError::NotRunning { state: InstanceState::Frozen })),
+                ) if !started => {
                     inner.pause(pause).await;
                     return Err(error);
                 }

@@ -17,10 +17,11 @@ use crate::durable;
 use crate::layout::{InstanceRecord, PinnedDir};
 use crate::process;
 use crate::shim::proto::{ShimReply, ShimRequest};
-use crate::shim::{first, now_wall_ms};
+use crate::shim::{first, now_wall_ms, stored_deadline};
 
-/// How long a shim may take to answer a look. It answers in microseconds, except while it creates.
-const LOOK_WITHIN_MS: u64 = 10_000;
+/// How long a shim may take to answer a look. It answers in microseconds, except while it creates. Less than the ten seconds
+/// that a caller waits, so that what is known without it is told.
+const LOOK_WITHIN_MS: u64 = 8_000;
 
 /// The same in a listing, where many are looked at.
 const LIST_WITHIN_MS: u64 = 2_000;
@@ -86,7 +87,20 @@ impl LocalProvider {
         let (in_record, lacks) = (seen.record.spec.limits.clone(), seen.record.lacks.clone());
         let dir = self.dir(&instance.sandbox);
         let asked = async { Ok(shim_client::ask(&dir, &ShimRequest::Status).await) };
-        let error = match within(within_ms, "the shim", asked).await? {
+        let answered = match within(within_ms, "the shim", asked).await {
+            Ok(answered) => answered,
+            // Who has to end it does not answer. That its time is up stands on disk.
+            Err(silent) => {
+                let path = seen.pinned.dir().deadline();
+                let known = self.blocking(move |_| stored_deadline(&path).map_err(unavailable(&path))).await?;
+                let Some(deadline) = known.filter(|deadline| deadline.remaining_ms == 0) else { return Err(silent) };
+                let state = InstanceState::Ending { cause: EndCause::Expired };
+                let mut seen = observation(&instance, state, ObservedVia::Record);
+                (seen.deadline, seen.limits, seen.lacks) = (Some(deadline), Some(in_record), lacks);
+                return Ok(Look::Seen(Box::new(seen)));
+            }
+        };
+        let error = match answered {
             Ok(ShimReply::Status(status)) if status.instance == instance => {
                 let mut seen = observation(&instance, status.state, ObservedVia::Supervisor);
                 seen.deadline = Some(status.deadline);

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustix::time::{
     ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime, timerfd_create,
@@ -18,6 +18,17 @@ use crate::durable;
 struct Stored {
     at_boot_ms: u64,
     revision: u64,
+}
+
+impl Stored {
+    fn now(self) -> Deadline {
+        Deadline { remaining_ms: self.at_boot_ms.saturating_sub(now_boot_ms()), revision: self.revision }
+    }
+}
+
+/// What was kept there, for when who keeps it does not answer.
+pub(crate) fn stored_deadline(path: &Path) -> io::Result<Option<Deadline>> {
+    durable::read_json(path).map(|stored| stored.map(Stored::now))
 }
 
 /// Keeps the deadline, and a timer for it.
@@ -51,8 +62,7 @@ impl DeadlineKeeper {
     }
 
     pub(super) fn current(&self) -> Deadline {
-        let remaining_ms = self.stored.at_boot_ms.saturating_sub(now_boot_ms());
-        Deadline { remaining_ms, revision: self.stored.revision }
+        self.stored.now()
     }
 
     /// Moves it, unless it has passed. There is one thread, so the look and the

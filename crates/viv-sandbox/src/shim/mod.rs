@@ -46,7 +46,7 @@ use crate::durable;
 use crate::layout::InstanceDir;
 use crate::process::ProcessIdentity;
 use crate::sys::clone::{Forked, exit_now, fork, leave_session_keyring};
-pub(crate) use deadline::now_wall_ms;
+pub(crate) use deadline::{now_wall_ms, stored_deadline};
 use guard::Guard;
 use proto::Started;
 
