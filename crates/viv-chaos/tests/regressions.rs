@@ -9,14 +9,19 @@ use place::{EPOCH_MS, LONG, by, paused, persistent, place, place_with, request};
 use viv_chaos::Damage;
 use viv_core::exec::ExecSpec;
 use viv_core::lifecycle::{Actor, Cause, EntryKind, Finding, PhaseName, Sandbox, Status};
+use viv_core::schedule::MissedRuns;
 use viv_core::spec::{Policy, Project, SandboxSpec};
 use viv_core::{EndCause, FencingToken, Generation, OperationId, SandboxId};
-use viv_engine::{CreateRequest, EngineError, ForkRequest, ForkedFrom, Gate, GateSetting, KeyedBy, View, Which};
+use viv_engine::{
+    CreateRequest, EngineError, ForkRequest, ForkedFrom, Gate, GateSetting, KeyedBy, NewSchedule, View, Which,
+};
+use viv_provider::conformance::program::Program;
 use viv_provider::{
-    DeadlineChange, InstanceRef, InstanceSpec, InstanceState, Mutation, PageRequest, Provider, ResourceLimits,
+    DeadlineChange, InstanceRef, InstanceSpec, InstanceState, Mutation, PageRequest, Provider, ProviderError,
+    ResourceLimits,
 };
 use viv_store::memory::Fault;
-use viv_store::{Change, Cursor, JournalFilter, LeaseKind, Quota, SnapshotQuery, Store, SumsMax};
+use viv_store::{Change, Cursor, ExecutionQuery, JournalFilter, LeaseKind, Quota, SnapshotQuery, Store, SumsMax};
 
 /// The stored copy of a deadline is for display. One that is behind its arbiter's made a driver look without end, and
 /// on simulated time that is for ever.
@@ -627,5 +632,49 @@ fn l1_a_fork_that_came_to_nothing_can_be_repeated_under_its_key() {
         let again = place.engine.fork(request).await.unwrap();
         let ids = |views: &[View]| views.iter().map(|view| view.sandbox.id.clone()).collect::<Vec<_>>();
         assert_eq!((again.fresh, ids(&again.views)), (false, ids(&forked.views)));
+    });
+}
+
+/// What ran in the foreground when a daemon died was listed as running for ever: nobody heard of its end (seed 40270).
+#[test]
+fn x1_what_a_daemon_left_open_is_heard_by_the_next() {
+    paused(async {
+        let place = place().await;
+        let id = place.ready(600_000).await;
+        let handle = place.engine.work_in(&Project::default(), &Which::Id(id.clone()), None).await.unwrap();
+        let spec = ExecSpec { argv: Program::Sleep { seconds: 20 }.argv(), ..ExecSpec::default() };
+        handle.execute(&handle.new_execution(), &spec).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let place = place.restart().await;
+        let open = ExecutionQuery { open: true, limit: 10, ..ExecutionQuery::default() };
+        assert_eq!(place.store.executions(&open).await.unwrap().items.len(), 1);
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        assert_eq!(place.store.executions(&open).await.unwrap().items, []);
+    });
+}
+
+/// The command of a schedule that was removed while its provider could not be reached began when it could be (seed 910).
+#[test]
+fn l17_what_was_removed_starts_nothing_any_more() {
+    paused(async {
+        let place = place().await;
+        let id = place.ready(600_000).await;
+        let command = ExecSpec { argv: Program::Sleep { seconds: 1 }.argv(), ..ExecSpec::default() };
+        let (cron, zone) = ("* * * * *".to_owned(), "UTC".to_owned());
+        let new = NewSchedule { cron, zone, command, missed: MissedRuns::Skip, enabled: true };
+        let schedule = place.engine.create_schedule(&id, new, by()).await.unwrap();
+        let due_in_ms = 60_000 - EPOCH_MS % 60_000;
+        tokio::time::sleep(Duration::from_millis(due_in_ms - 1_000)).await;
+        place.provider.set_down(true);
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let kept = place.store.schedule(&schedule.id).await.unwrap().unwrap();
+        let run = kept.run.expect("it is under way");
+        assert_eq!(run.outcome, None);
+        place.engine.remove_schedule(&schedule.id, by()).await.unwrap();
+        place.provider.set_down(false);
+        tokio::time::sleep(LONG).await;
+        let instance = InstanceRef { sandbox: id, generation: Generation::FIRST };
+        let known = place.provider.truth().execution(&instance, &run.execution).await;
+        assert!(matches!(known, Err(ProviderError::NotFound { .. })), "{known:?}");
     });
 }
