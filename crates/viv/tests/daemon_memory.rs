@@ -4,6 +4,8 @@
 //! The CRIU is that of `scripts/prepare criu`, or what `VIV_CRIU` names; without one these are passed over.
 #![allow(missing_docs, reason = "tests")]
 
+#[path = "daemon_memory/details.rs"]
+mod details;
 #[path = "daemon_memory/follow.rs"]
 mod follow;
 #[path = "daemon_memory/lazy.rs"]
