@@ -678,3 +678,21 @@ fn l17_what_was_removed_starts_nothing_any_more() {
         assert!(matches!(known, Err(ProviderError::NotFound { .. })), "{known:?}");
     });
 }
+
+/// The last write of a delete was done and not answered: whoever waited for it waited until his time was over.
+#[test]
+fn t1_who_waits_hears_of_a_write_that_was_done_and_not_answered() {
+    paused(async {
+        let place = place().await;
+        let id = place.ready(600_000).await;
+        let mut commits = 0;
+        place.store.set_faults(Some(Box::new(move |call| {
+            commits += u32::from(call == "commit");
+            // The first one says that it is to end, the second one that it has.
+            (call == "commit" && commits == 2).then_some(Fault::After)
+        })));
+        let began = tokio::time::Instant::now();
+        place.delete(&id).await;
+        assert!(began.elapsed() < Duration::from_secs(5), "it took {:?}", began.elapsed());
+    });
+}

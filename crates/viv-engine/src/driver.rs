@@ -94,7 +94,12 @@ impl Inner {
     async fn look(self: &Arc<Self>, sandbox: &SandboxId, driver: &Driver) -> Result<bool, EngineError> {
         let Some(record) = self.store.get(sandbox).await? else { return Ok(false) };
         assert!(!(is_planted(Planted::DriverPanics) && record.phase.name() == PhaseName::Hibernating), "planted");
+        // A write that the store did not answer for may have been done all the same: nobody heard of that yet.
+        let is_news = self.knowledge.version(sandbox).is_some_and(|known| known < record.version);
         self.attend(&record);
+        if is_news {
+            self.tell_waiting(sandbox);
+        }
         let now_ms = self.clock.now_ms();
         if record.due_at_ms().is_some_and(|due_ms| due_ms <= now_ms) {
             match self.apply(sandbox, &Event::Due).await {

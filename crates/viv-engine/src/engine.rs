@@ -500,15 +500,19 @@ impl Inner {
         if sandbox.is_spare() {
             self.notice_spare(sandbox);
         }
-        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(bell) = waiting.get(&sandbox.id) {
-            bell.notify_waiters();
-        }
-        drop(waiting);
+        self.tell_waiting(&sandbox.id);
         self.learn_of_lost(sandbox);
         if outstanding(sandbox).is_some() || sandbox.due_at_ms().is_some() {
             self.asked_here(&sandbox.id);
             self.wake(&sandbox.id);
+        }
+    }
+
+    /// Whoever waits for this one looks at it again.
+    pub(crate) fn tell_waiting(&self, sandbox: &SandboxId) {
+        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(bell) = waiting.get(sandbox) {
+            bell.notify_waiters();
         }
     }
 

@@ -109,6 +109,11 @@ impl Knowledge {
         self.lock().contains_key(sandbox)
     }
 
+    /// The version of its record that was attended to last.
+    pub(crate) fn version(&self, sandbox: &SandboxId) -> Option<u64> {
+        self.lock().get(sandbox).map(|known| known.version)
+    }
+
     /// Whose it is, if it is known.
     pub(crate) fn project(&self, sandbox: &SandboxId) -> Option<Project> {
         self.lock().get(sandbox).and_then(|known| known.project.clone())
