@@ -50,6 +50,8 @@ impl World<'_> {
             }
             // From here on work is taken, also what waited for that.
             (self.draining, self.told_drained) = (Some(false), false);
+            // A task has a wish of its own for what it works in.
+            self.until_tasks_are_over().await;
         }
         // What began with a damaged snapshot, or would, cannot come back.
         let whole = |record: &Sandbox| !record.uses().into_iter().any(|used| self.provider.is_damaged(used));

@@ -227,10 +227,11 @@ impl World<'_> {
         })
     }
 
-    /// What it ends in is damaged, or cannot be saved, or was never seen to end.
+    /// What it ends in is damaged, or cannot be saved, or was never seen to end; or was so a moment ago.
     fn may_take_long(&self, picture: &Picture, task: &Task) -> bool {
-        let phase = picture.records.get(&task.sandbox).map(|record| &record.phase);
-        let calm = matches!(phase, Some(Phase::Ready) | None);
+        let record = picture.records.get(&task.sandbox);
+        let long_ago = |since_ms: u64| self.clock.now_ms().saturating_sub(since_ms) > STOPPED_WITHIN_MS;
+        let calm = record.is_none_or(|record| record.phase == Phase::Ready && long_ago(record.phase_since_ms));
         !calm || self.provider.damage_of(&task.sandbox).is_some()
     }
 

@@ -412,6 +412,19 @@ impl<'p> World<'p> {
         Violation { seed: self.plan.seed, step: self.step, name, rule: rule(name), what, timeline }
     }
 
+    /// Those that wait for their turn have it one after the other, unless none are taken up.
+    pub(crate) async fn until_tasks_are_over(&mut self) {
+        let mut waiting = self.tasks_at_large().await;
+        while waiting > 0 && self.draining == Some(false) {
+            self.watched(TASK_WITHIN).await;
+            let left = self.tasks_at_large().await;
+            if left >= waiting {
+                break;
+            }
+            waiting = left;
+        }
+    }
+
     pub(crate) async fn pass(&self, ms: u64) {
         tokio::time::sleep(Duration::from_millis(ms)).await;
     }
@@ -778,16 +791,7 @@ impl<'p> World<'p> {
         tokio::time::sleep(PATIENCE).await;
         self.end_schedules().await;
         self.watched(REST_WITHIN).await;
-        // Those that wait for their turn have it one after the other.
-        let mut waiting = self.tasks_at_large().await;
-        while waiting > 0 && self.draining == Some(false) {
-            self.watched(TASK_WITHIN).await;
-            let left = self.tasks_at_large().await;
-            if left >= waiting {
-                break;
-            }
-            waiting = left;
-        }
+        self.until_tasks_are_over().await;
         self.check().await?;
         let picture = self.picture().await;
         let room = self.quota_max.is_none_or(|max| picture.count() < max);

@@ -382,6 +382,9 @@ impl Inner {
                         self.reconcilers.strays.watch(freed);
                     }
                     self.freed_snapshots(&next).await;
+                    if let (Phase::Verifying { was_ready: true, .. }, Phase::Ready) = (&before.phase, &next.phase) {
+                        self.follow_what_is_open(&next);
+                    }
                     return Ok(Applied::Changed(Box::new(next)));
                 }
                 Err(EngineError::Store(StoreError::Conflict { .. })) => {}

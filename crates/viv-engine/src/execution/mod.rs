@@ -110,6 +110,21 @@ impl Inner {
         }
     }
 
+    /// It was away, frozen or silent, and is back: who listened to what runs in it may have given up (X1).
+    pub(crate) fn follow_what_is_open(self: &Arc<Self>, sandbox: &Sandbox) {
+        let (inner, sandbox) = (self.clone(), sandbox.clone());
+        tokio::spawn(async move {
+            let query =
+                ExecutionQuery { sandbox: Some(sandbox.id), open: true, limit: PAGE, ..ExecutionQuery::default() };
+            inner.executions.ledger.flush(&inner).await;
+            // Without an answer it is as it was before: whoever lists them learns how they are.
+            let Ok(found) = inner.store.executions(&query).await else { return };
+            for row in found.items.iter().filter(|row| row.status().is_some() && row.generation == sandbox.generation) {
+                inner.follow_execution(row);
+            }
+        });
+    }
+
     /// Its instance ended and was not removed: how its commands ended is known from it, and they do not run (X6).
     pub(crate) fn learn_of_lost(self: &Arc<Self>, sandbox: &Sandbox) {
         if sandbox.phase != Phase::Lost || self.is_ending() {
