@@ -435,6 +435,7 @@ impl World<'_> {
     async fn kill_service(&mut self, id: &SandboxId) -> Found {
         let Ok(Some(record)) = at_once(self.store.truth.get(id)).await else { return Ok(()) };
         let Some(run) = record.services.values().next().cloned() else { return Ok(()) };
+        self.known.entry(id.clone()).or_default().service_killed = Some(run.execution.clone());
         let (engine, sandbox) = (self.engine(), id.clone());
         let asked = async move {
             let handle = hold(&engine, &sandbox, None).await?;

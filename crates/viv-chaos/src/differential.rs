@@ -55,8 +55,14 @@ impl World<'_> {
         }
         // What began with a damaged snapshot, or would, cannot come back.
         let whole = |record: &Sandbox| !record.uses().into_iter().any(|used| self.provider.is_damaged(used));
+        // A service that was killed is seen to have ended when its sandbox is looked at again: after a thaw, say.
+        let served = |record: &Sandbox| {
+            let killed = self.known.get(&record.id).and_then(|known| known.service_killed.as_ref());
+            record.services.values().all(|run| Some(&run.execution) != killed)
+        };
         let all = self.picture().await.records.into_values();
-        let left: Vec<Sandbox> = all.filter(|record| is_comparable(record) && whole(record)).collect();
+        let left: Vec<Sandbox> =
+            all.filter(|record| is_comparable(record) && whole(record) && served(record)).collect();
         for record in left.into_iter().take(COMPARED_MAX) {
             let like = CreateRequest {
                 project: Project::default(),

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use viv_core::lifecycle::{Actor, Cause, Memory, Phase, PhaseName, Sandbox};
 use viv_core::spec::Project;
 use viv_core::task::TaskState;
-use viv_core::{FencingToken, Generation, OperationId, SandboxId, SnapshotId};
+use viv_core::{ExecutionId, FencingToken, Generation, OperationId, SandboxId, SnapshotId};
 use viv_engine::{CleanupConfig, Clock, Engine, EngineConfig, Which};
 use viv_provider::sim::{SimClock, SimProvider};
 use viv_provider::{
@@ -160,6 +160,8 @@ pub(crate) struct Known {
     pub(crate) went_back: bool,
     /// Something may wake it that no client waits for: a schedule, a task.
     pub(crate) wakes_itself: bool,
+    /// The service of it that a client tried to kill.
+    pub(crate) service_killed: Option<ExecutionId>,
 }
 
 pub(crate) struct World<'p> {

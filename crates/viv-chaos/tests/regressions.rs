@@ -8,6 +8,7 @@ use std::time::Duration;
 use place::{EPOCH_MS, LONG, by, paused, persistent, place, place_with, request};
 use viv_chaos::Damage;
 use viv_core::exec::ExecSpec;
+use viv_core::hook::{Hook, HookAction, HookPoint, OnFailure};
 use viv_core::lifecycle::{Actor, Cause, EntryKind, Finding, PhaseName, Sandbox, Status};
 use viv_core::schedule::MissedRuns;
 use viv_core::spec::{Policy, Project, SandboxSpec};
@@ -694,5 +695,41 @@ fn t1_who_waits_hears_of_a_write_that_was_done_and_not_answered() {
         let began = tokio::time::Instant::now();
         place.delete(&id).await;
         assert!(began.elapsed() < Duration::from_secs(5), "it took {:?}", began.elapsed());
+    });
+}
+
+/// A daemon that began when both a retry and the hook ahead of the deadline were due turned in circles: the alarm for the
+/// one broke off the other, again and again, and a hook that could not be performed held up the retry, whose alarm rang
+/// at once (seed 86290).
+#[test]
+fn l14_a_hook_ahead_of_the_deadline_is_not_broken_off_by_an_alarm() {
+    paused(async {
+        let place = place().await;
+        let action = HookAction::Command { argv: vec!["echo".into(), "done".into()] };
+        let hook = Hook { action, deadline_ms: 10_000, on_failure: OnFailure::Ignore };
+        let spec = SandboxSpec { hooks: [(HookPoint::OnTimeout, hook)].into(), ..SandboxSpec::default() };
+        let policy = Policy { lifetime_ms: 60_000, ..request().policy };
+        let id = place.made(CreateRequest { spec, policy, ..request() }).await;
+        tokio::time::sleep(Duration::from_secs(48)).await;
+        place.provider.set_down(true);
+        place.engine.freeze(&id, by()).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        place.engine.shut_down();
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let mut calls = 0;
+        place.store.set_faults(Some(Box::new(move |_| {
+            calls += 1;
+            // Whoever turns in circles is held up, or no time would pass here.
+            (calls > 10_000).then_some(Fault::Before)
+        })));
+        let place = place.restart().await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(place.record(&id).await.warned_of_ms, None);
+        place.provider.set_down(false);
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let record = place.record(&id).await;
+        assert_eq!(record.warned_of_ms, record.expires_at_ms);
+        assert_eq!(record.phase.name(), PhaseName::Frozen);
+        assert!(place.engine.stats(None).await.unwrap().drivers == 0, "{:?}", record.phase);
     });
 }

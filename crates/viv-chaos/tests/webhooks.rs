@@ -11,7 +11,7 @@ use std::time::Duration;
 use place::{Place, paused, place_with, request};
 use viv_core::SandboxId;
 use viv_core::hook::{Hook, HookAction, HookPoint, OnFailure, Secret};
-use viv_core::spec::{Project, SandboxSpec};
+use viv_core::spec::{Policy, Project, SandboxSpec};
 use viv_engine::{BreakerKind, CreateRequest, Delivery, Undelivered, Webhooks, Which};
 
 /// Where requests went to, and whether the first of the two places is down.
@@ -24,6 +24,7 @@ struct Outside {
 const DOWN: &str = "https://down.example/hook?token=hidden";
 const WELL: &str = "https://well.example/hook";
 const DENIES: &str = "https://denies.example/hook";
+const SLOW: &str = "https://slow.example/hook";
 
 impl Outside {
     fn webhooks(&self) -> Webhooks {
@@ -34,6 +35,10 @@ impl Outside {
             Box::pin(async move {
                 match delivery.url.as_str() {
                     DOWN if !is_well => Err(Undelivered { why: "cannot be reached".to_owned(), is_down: true }),
+                    SLOW => {
+                        tokio::time::sleep(Duration::from_secs(6)).await;
+                        Ok(())
+                    }
                     DENIES => Err(Undelivered { why: "answered 404".to_owned(), is_down: false }),
                     _ => Ok(()),
                 }
@@ -94,5 +99,23 @@ fn j7_a_destination_that_fails_is_left_alone_and_asked_again_later() {
         tells(&place, DOWN).await;
         tells(&place, DOWN).await;
         assert_eq!((outside.asked(DOWN), statuses()), (8, Vec::new()));
+    });
+}
+
+/// Alarms ring while somebody outside takes its time, and what broke off the delivery made it come again (seed 86290).
+#[test]
+fn l14_who_is_told_ahead_of_the_deadline_and_answers_slowly_is_told_once() {
+    paused(async {
+        let outside = Outside::default();
+        let place = place_with(|config| config.webhooks = Some(outside.webhooks())).await;
+        let action = HookAction::Webhook { url: SLOW.to_owned(), secret: Secret::new("a secret of the tests") };
+        let hook = Hook { action, deadline_ms: 20_000, on_failure: OnFailure::Ignore };
+        let spec = SandboxSpec { hooks: [(HookPoint::OnTimeout, hook)].into(), ..SandboxSpec::default() };
+        let policy = Policy { lifetime_ms: 60_000, ..request().policy };
+        let id = place.made(CreateRequest { spec, policy, ..request() }).await;
+        tokio::time::sleep(Duration::from_secs(50)).await;
+        let record = place.record(&id).await;
+        assert!(record.warned_of_ms.is_some() && record.warned_of_ms == record.expires_at_ms, "{record:?}");
+        assert_eq!(outside.asked(SLOW), 1);
     });
 }

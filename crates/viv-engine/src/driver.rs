@@ -15,6 +15,7 @@ use viv_core::planted::{Planted, is_planted};
 
 use crate::engine::{Applied, Inner, STORE_PAUSE_MS};
 use crate::error::EngineError;
+use crate::hook::timeout_hook_at_ms;
 use crate::trace;
 
 /// How long a sandbox waits for room before it is looked at again.
@@ -120,13 +121,10 @@ impl Inner {
         if self.idle_at_ms(&record).is_some_and(|at_ms| at_ms <= now_ms) && self.look_at_idle(&record).await? {
             return Ok(true);
         }
-        if crate::hook::timeout_hook_at_ms(&record).is_some_and(|at_ms| at_ms <= now_ms) {
-            // A stop does not wait for it: what it started is found again by its id, or ends with the instance.
-            return tokio::select! {
-                biased;
-                () = driver.bell.notified() => Ok(true),
-                performed = self.on_timeout(&record) => performed,
-            };
+        // One that cannot be performed now holds up nothing.
+        let warns = timeout_hook_at_ms(&record).is_some_and(|at_ms| at_ms <= now_ms);
+        if warns && Box::pin(self.warn(&record, driver)).await? {
+            return Ok(true);
         }
         let Some((effect, work)) = outstanding(&record) else {
             self.asked_no_more(sandbox);
@@ -139,6 +137,24 @@ impl Inner {
         }
         // It is large, and most looks end before it.
         Box::pin(self.work(&record, &effect, work, driver)).await
+    }
+
+    /// Performs the hook that is due ahead of the deadline, unless there is no cause for it any more: a stop does not wait
+    /// for it. What it started is found again by its id, or ends with the instance.
+    async fn warn(self: &Arc<Self>, record: &Sandbox, driver: &Driver) -> Result<bool, EngineError> {
+        let mut performed = pin!(self.on_timeout(record));
+        loop {
+            tokio::select! {
+                biased;
+                performed = &mut performed => return performed,
+                // Mostly an alarm, and what it is for may come after the hook.
+                () = driver.bell.notified() => {
+                    if timeout_hook_at_ms(&self.load(&record.id).await?) != timeout_hook_at_ms(record) {
+                        return Ok(true);
+                    }
+                }
+            }
+        }
     }
 
     /// Performs the effect that is outstanding, unless the record turns to something else meanwhile.
