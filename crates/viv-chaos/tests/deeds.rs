@@ -58,6 +58,20 @@ fn o7_an_end_is_told_once_however_often_it_is_seen() {
     });
 }
 
+/// A detached command has nobody who reads its output to the end.
+#[test]
+fn o7_the_end_of_a_detached_command_is_told_though_nobody_asks() {
+    paused(async {
+        let place = place().await;
+        let id = place.ready(86_400_000).await;
+        let handle = handle(&place, &id).await;
+        let command = ExecSpec { detached: true, ..spec(&Program::Sleep { seconds: 3 }) };
+        handle.execute(&handle.new_execution(), &command).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(told(&place, &id).await, ["execution.started", "execution.ended"]);
+    });
+}
+
 #[test]
 fn o7_nobody_waits_for_a_line_and_a_store_that_fails_gets_it_later() {
     paused(async {

@@ -4,6 +4,8 @@
 
 mod support;
 
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -18,7 +20,7 @@ use viv_api::client::Output;
 use viv_api::execution::{Execution, ExecutionState, OutputLine, StartExecution, TimeLimit};
 use viv_api::limits::{Limit, Limits};
 use viv_api::query::ListAllExecutions;
-use viv_api::sandbox::{CreateSandbox, EnsureSandbox, Phase, RestSandbox, Sandbox, Status};
+use viv_api::sandbox::{CreateSandbox, EnsureSandbox, Phase, RestSandbox, Sandbox, Status, TimelineEntry};
 use viv_core::{ExecutionId, SandboxId};
 
 /// Longer than anything here waits in a queue for its turn.
@@ -112,6 +114,33 @@ fn x2_an_execution_is_taken_up_at_an_offset_after_kill_9_of_the_daemon() {
     // Its end was pushed: the list of all knows it without anybody having looked.
     eventually("its row says so", || listed(&daemon, &started.id).state == ExecutionState::Exited);
     daemon.remove(&id);
+    daemon.assert_nothing_left();
+}
+
+/// Who began it in the foreground leaves while it writes: its end is told all the same, and nobody has to ask for that.
+#[test]
+fn x1_o7_the_end_of_what_a_client_left_is_told_though_nobody_asks() {
+    let daemon = Daemon::start();
+    let made = daemon.create();
+    let script = "while [ ! -e /workspace/go ]; do echo on; sleep 0.05; done";
+    let mut client = daemon.viv();
+    client.args(["exec", made.id.as_str(), "--", "sh", "-c", script]);
+    let mut client = client.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(client.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "on\n");
+    client.kill().unwrap();
+    client.wait().unwrap();
+    let left = all(&daemon).into_iter().find(|one| one.argv.iter().any(|word| word == script)).expect("it is listed");
+    // It writes on, and the daemon finds out that nobody reads.
+    let written = || get(&daemon, &made.id, &left.id).output_bytes;
+    let before = written();
+    eventually("it writes on", || written() > before + 60);
+    run(&daemon.sandbox(&made.id), "touch /workspace/go");
+    let told = |entry: &TimelineEntry| entry.kind == "execution.ended" && entry.message.contains(left.id.as_str());
+    let timeline = || daemon.sandbox(&made.id).timeline_all().map(Result::unwrap).collect::<Vec<_>>();
+    eventually_within(PATIENCE, "its end is told", || timeline().iter().any(told));
+    daemon.remove(&made.id);
     daemon.assert_nothing_left();
 }
 

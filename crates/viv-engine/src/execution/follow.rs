@@ -1,5 +1,6 @@
-//! One wait per command that nobody else listens to, for its end to be told: detached ones, and those that a daemon before
-//! this one left open. A stream that says nothing else, and costs nothing while the command lives.
+//! One wait per command that nobody else listens to, for its end to be told: detached ones, those whose client left, and
+//! those that a daemon before this one left open, or that run in what came back. A stream that says nothing else, and costs
+//! nothing while the command lives.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -41,8 +42,11 @@ impl Follow {
 }
 
 impl Inner {
-    /// Listens for the end of a command, unless somebody does already.
+    /// Listens for the end of a command that is listed as running, unless somebody does already.
     pub(super) fn follow_execution(self: &Arc<Self>, row: &Execution) {
+        if !row.is_open() || row.status().is_none() {
+            return;
+        }
         let of = Place { project: row.project.clone(), sandbox: row.sandbox.clone(), generation: row.generation };
         self.follow_end(of, row.id.clone());
     }
@@ -73,6 +77,7 @@ async fn follow(inner: Arc<Inner>, place: Place, execution: ExecutionId) {
     while !inner.is_ending() {
         match inner.end_of(&instance, &execution).await {
             Ok(Some(status)) => {
+                inner.saw(&status).await;
                 inner.note_statuses(&place, &[status]);
                 break;
             }

@@ -6,7 +6,8 @@
 //!   a record's commit that ends an instance ──in its transaction──► what was open there is lost (X5)
 //!   queue     one task per sandbox in which something waits; it starts the oldest when the sandbox is ready
 //!   overdue   one sleep until the next time limit has passed: whoever was not heard of is asked
-//!   follow    one wait per detached command, and per one that a daemon before this one left open, for its end to be told
+//!   follow    one wait per detached command, and per one whose client left, that a daemon before this one left open, or whose
+//!             sandbox came back, for its end to be told
 //!   keep      outputs of an instance that is removed
 //! ```
 //!
@@ -69,9 +70,7 @@ pub(crate) async fn spawn(engine: &Engine) -> Result<(), EngineError> {
             } else {
                 engine.inner.attend_execution(&row);
                 // Whoever listened to it, and what was learnt and not written down yet, died with the daemon before.
-                if row.is_open() && row.status().is_some() {
-                    engine.inner.follow_execution(&row);
-                }
+                engine.inner.follow_execution(&row);
             }
         }
         let Some(next) = page.next else { return Ok(()) };
@@ -119,7 +118,7 @@ impl Inner {
             inner.executions.ledger.flush(&inner).await;
             // Without an answer it is as it was before: whoever lists them learns how they are.
             let Ok(found) = inner.store.executions(&query).await else { return };
-            for row in found.items.iter().filter(|row| row.status().is_some() && row.generation == sandbox.generation) {
+            for row in found.items.iter().filter(|row| row.generation == sandbox.generation) {
                 inner.follow_execution(row);
             }
         });
@@ -202,6 +201,17 @@ impl Engine {
     /// Something was learnt about commands by who looked.
     pub fn learnt(&self, sandbox: &Sandbox, statuses: &[ExecStatus]) {
         self.inner.note_statuses(&Place::from(sandbox), statuses);
+    }
+
+    /// Who listened to a command has left: the end of one that is listed as running is listened for in his place (X1).
+    pub fn hear_out(&self, sandbox: SandboxId, execution: ExecutionId) {
+        let engine = self.clone();
+        tokio::spawn(async move {
+            // Without an answer it is as it was before: whoever lists them learns how they are.
+            if let Ok(Some(row)) = engine.execution_row(&sandbox, &execution).await {
+                engine.inner.follow_execution(&row);
+            }
+        });
     }
 
     /// What is kept of an output whose instance is gone.

@@ -11,7 +11,7 @@ use viv_api::query::{InputQuery, OfGeneration, OutputQuery};
 use viv_core::exec::{ExecState, ExecStatus, OutputEvent};
 use viv_core::execution::Execution as Row;
 use viv_core::{ExecutionId, Generation, SandboxId};
-use viv_engine::{EngineError, Handle};
+use viv_engine::{Engine, EngineError, Handle};
 use viv_provider::{OutputStream, ProviderError};
 
 use super::executions::{USUAL, is_frozen};
@@ -68,12 +68,16 @@ pub(super) fn from_start(
 ) -> Response<Body> {
     let mut response = lines(&state.clone(), until_end, |out| async move {
         let (execution, sandbox) = (started.id.clone(), started.sandbox.clone());
+        let mut reader = Reader::of(&state, &sandbox, &execution);
         if out.give(line(&ExecutionStarted { started: Box::new(started) })).await.is_err() {
             return;
         }
         let query = OutputQuery { follow: true, ..OutputQuery::default() };
         match open(&state, &target, None, &execution, &query).await {
-            Ok(source) => told(state, target, execution, query, source, out).await,
+            Ok(source) => {
+                reader.hears = false;
+                told(state, target, execution, query, source, out).await;
+            }
             Err(refusal) => broke_off(&sandbox, &refusal.0),
         }
     });
@@ -190,7 +194,7 @@ async fn told(
             Source::Resting(row) => (row.sandbox, false),
             Source::Handle { handle, source, frozen } => {
                 let copy = Copy { state: &state, handle: &handle, frozen, follows, out: &out };
-                if copy.is_told(source, &mut query).await {
+                if copy.is_told(&execution, source, &mut query).await {
                     return;
                 }
                 (handle.sandbox().clone(), false)
@@ -248,6 +252,30 @@ async fn give_row(state: &ServerState, row: &Row, out: &Pieces) {
     let _ = out.give(line(&OutputLine::End(end))).await;
 }
 
+/// Who hears how it ends, for as long as he reads. If he leaves before, the daemon listens in his place: what ended is not
+/// listed as running until somebody looks (X1).
+struct Reader {
+    engine: Engine,
+    sandbox: SandboxId,
+    execution: ExecutionId,
+    hears: bool,
+}
+
+impl Reader {
+    fn of(state: &ServerState, sandbox: &SandboxId, execution: &ExecutionId) -> Self {
+        let (sandbox, execution) = (sandbox.clone(), execution.clone());
+        Self { engine: state.engine().clone(), sandbox, execution, hears: true }
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        if self.hears {
+            self.engine.hear_out(self.sandbox.clone(), self.execution.clone());
+        }
+    }
+}
+
 /// From who runs it to who reads it.
 struct Copy<'a> {
     state: &'a ServerState,
@@ -260,7 +288,14 @@ struct Copy<'a> {
 impl Copy<'_> {
     /// Hands on what comes. Whether there is nothing more to tell, or nobody to tell it to; else it stands still, or the
     /// source failed, and the stream ends without its last line unless it goes on.
-    async fn is_told(&self, mut source: Box<dyn OutputStream>, query: &mut OutputQuery) -> bool {
+    async fn is_told(
+        &self,
+        execution: &ExecutionId,
+        mut source: Box<dyn OutputStream>,
+        query: &mut OutputQuery,
+    ) -> bool {
+        let mut reader = Reader::of(self.state, self.handle.sandbox(), execution);
+        reader.hears = self.follows;
         loop {
             let event = match source.next().await {
                 Ok(Some(event)) => event,
@@ -274,6 +309,7 @@ impl Copy<'_> {
             let piece = match event {
                 OutputEvent::End(status) => {
                     let end = self.end(&status).await;
+                    reader.hears &= !status.state.is_final();
                     if self.follows && !end.state.is_final() {
                         return false;
                     }
