@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use viv_core::SandboxId;
 use viv_core::hook::HookAction;
-use viv_core::lifecycle::{EntryKind, Finding, Phase, Sandbox};
+use viv_core::lifecycle::{EntryKind, Finding, Memory, Phase, Sandbox};
 use viv_core::spec::Project;
 use viv_engine::{CreateRequest, EngineError};
 use viv_provider::{InstanceRef, InstanceState, Provider};
@@ -55,6 +55,12 @@ impl World<'_> {
         }
         // What began with a damaged snapshot, or would, cannot come back.
         let whole = |record: &Sandbox| !record.uses().into_iter().any(|used| self.provider.is_damaged(used));
+        // What was saved with its memory in the middle of a verification goes on with what that had come to: a service
+        // that was ended for being late, say.
+        let settled = |record: &Sandbox| {
+            !matches!(record.memory, Some(Memory::Kept { .. }))
+                || record.services.values().all(|run| run.ready_at_ms.is_some())
+        };
         // A service that was killed is seen to have ended when its sandbox is looked at again: after a thaw, say.
         let served = |record: &Sandbox| {
             let killed = self.known.get(&record.id).and_then(|known| known.service_killed.as_ref());
@@ -62,7 +68,7 @@ impl World<'_> {
         };
         let all = self.picture().await.records.into_values();
         let left: Vec<Sandbox> =
-            all.filter(|record| is_comparable(record) && whole(record) && served(record)).collect();
+            all.filter(|record| is_comparable(record) && whole(record) && settled(record) && served(record)).collect();
         for record in left.into_iter().take(COMPARED_MAX) {
             let like = CreateRequest {
                 project: Project::default(),

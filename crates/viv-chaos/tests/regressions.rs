@@ -3,6 +3,7 @@
 
 mod place;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use place::{EPOCH_MS, LONG, by, paused, persistent, place, place_with, request};
@@ -11,6 +12,7 @@ use viv_core::exec::ExecSpec;
 use viv_core::hook::{Hook, HookAction, HookPoint, OnFailure};
 use viv_core::lifecycle::{Actor, Cause, EntryKind, Finding, PhaseName, Sandbox, Status};
 use viv_core::schedule::MissedRuns;
+use viv_core::service::{Readiness, Restart, RestartPolicy, ServiceSpec};
 use viv_core::spec::{Policy, Project, SandboxSpec};
 use viv_core::{EndCause, FencingToken, Generation, OperationId, SandboxId};
 use viv_engine::{
@@ -476,7 +478,7 @@ fn l20_what_is_removed_of_the_gone_leaves_no_lease() {
             count: 1,
             name: None,
             policy: None,
-            labels: std::collections::BTreeMap::new(),
+            labels: BTreeMap::new(),
             memory: false,
             by: by(),
             key: None,
@@ -618,7 +620,7 @@ fn l1_a_fork_that_came_to_nothing_can_be_repeated_under_its_key() {
             count: 2,
             name: None,
             policy: None,
-            labels: std::collections::BTreeMap::new(),
+            labels: BTreeMap::new(),
             memory: false,
             by: by(),
             key: Some(key),
@@ -731,5 +733,37 @@ fn l14_a_hook_ahead_of_the_deadline_is_not_broken_off_by_an_alarm() {
         assert_eq!(record.warned_of_ms, record.expires_at_ms);
         assert_eq!(record.phase.name(), PhaseName::Frozen);
         assert!(place.engine.stats(None).await.unwrap().drivers == 0, "{:?}", record.phase);
+    });
+}
+
+/// A service that had to be seen running for a while was ended as late when the daemon that looked was away meanwhile, and
+/// its sandbox was failed (found beside seed 97400).
+#[test]
+fn l14_a_service_is_not_late_because_nobody_looked() {
+    paused(async {
+        let place = place().await;
+        let service = ServiceSpec {
+            name: "web".parse().unwrap(),
+            argv: Program::Sleep { seconds: 100_000 }.argv(),
+            env: BTreeMap::new(),
+            cwd: None,
+            user: None,
+            ready: Readiness::Runs { ms: 2_000 },
+            ready_within_ms: 5_000,
+            restart: Restart { policy: RestartPolicy::Never, ..Restart::default() },
+            nudge: None,
+        };
+        let spec = SandboxSpec { services: vec![service], ..SandboxSpec::default() };
+        let id = place.engine.create(CreateRequest { spec, ..request() }).await.unwrap().view.sandbox.id;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let before = place.record(&id).await;
+        assert_eq!(before.phase.name(), PhaseName::Verifying);
+        place.engine.shut_down();
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let place = place.restart().await;
+        let view = place.engine.wait_ready(&id, LONG).await.unwrap();
+        assert_eq!(view.status, Status::Ready, "{:?}", view.sandbox.cause);
+        let ran = |record: &Sandbox| record.services.values().map(|run| run.execution.clone()).collect::<Vec<_>>();
+        assert_eq!(ran(&view.sandbox), ran(&before));
     });
 }

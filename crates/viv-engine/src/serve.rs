@@ -225,6 +225,12 @@ impl Start {
     /// Waits until it is ready. What it became instead, if it did not.
     async fn become_ready(&self) -> Result<Option<ServiceFound>, Unknown> {
         let until_ms = self.run.since_ms.saturating_add(self.service.ready_within_ms);
+        // Who has to be seen running for so long is looked at for that long, however late the first look comes: a slow
+        // provider is no fault of his.
+        let until_ms = match &self.service.ready {
+            Readiness::Runs { ms } => until_ms.max(self.inner.clock.now_ms().saturating_add(*ms)),
+            Readiness::Port { .. } | Readiness::Command { .. } => until_ms,
+        };
         match self.wait(&self.service.ready, until_ms, |_| None).await {
             Waited::Yes => Ok(None),
             Waited::Ended(found) => Ok(Some(found)),
