@@ -400,6 +400,7 @@ impl LocalProvider {
         let _fence = self.fence(sandbox)?;
         // With snapshots of it there is still something to be fenced.
         let snapshots = self.shared.store.all_snapshots().map_err(unavailable(Path::new("the snapshots")))?;
+        let snapshots: Vec<_> = snapshots.collect();
         let is_of_it = |file: &io::Result<crate::store::snapshot::SnapshotFile>| match file {
             Ok(crate::store::snapshot::SnapshotFile::Kept(record)) => record.snapshot.source.sandbox == *sandbox,
             Ok(crate::store::snapshot::SnapshotFile::Removed { .. }) => false,

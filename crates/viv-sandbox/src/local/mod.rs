@@ -31,7 +31,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use viv_core::exec::{ExecSpec, ExecStatus, TtySize};
@@ -48,6 +48,7 @@ use chores::{Chore, Chores};
 pub use chores::{Tidier, TidyTurn};
 use create::Origin;
 pub use memory::Criu;
+use save::Listing;
 
 use crate::LimitedBy;
 use crate::agent_image;
@@ -60,7 +61,6 @@ use crate::ordinary::Standing;
 use crate::rootfs::{HostBase, IdRange};
 use crate::runtime::{Found, Runtime, RuntimeError};
 use crate::shim::proto::{ShimReply, ShimRequest};
-use crate::store::collect::References;
 use crate::store::{Store, StoreConfig};
 
 type Result<T> = std::result::Result<T, ProviderError>;
@@ -169,8 +169,8 @@ struct Shared {
     runtime: OnceLock<std::result::Result<Found, RuntimeError>>,
     egress: connect::Cache,
     criu: memory::Cache,
-    /// What refers to what was saved, as the last listing of that found it.
-    listing: Mutex<Option<(Instant, Arc<References>)>>,
+    /// What the first page of the last listing of what was saved found.
+    listing: Mutex<Option<Arc<Listing>>>,
 }
 
 impl LocalProvider {

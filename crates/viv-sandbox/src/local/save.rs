@@ -44,6 +44,23 @@ const PAGE_MAX: usize = 256;
 /// pauses for longer is told the present again.
 const LISTING_KEPT: Duration = Duration::from_secs(60);
 
+/// A listing that goes over several pages. What is there, and what of it was shared or in use, is read for the first page
+/// and not again for each of the others; who comes meanwhile is in the next listing.
+pub(super) struct Listing {
+    at: Instant,
+    /// In their order.
+    ids: Vec<SnapshotId>,
+    references: References,
+}
+
+impl Listing {
+    /// Who comes after this one.
+    fn after(&self, cursor: Option<&str>) -> impl Iterator<Item = SnapshotId> + '_ {
+        let from = cursor.map_or(0, |cursor| self.ids.partition_point(|id| id.as_str() <= cursor));
+        self.ids.iter().skip(from).cloned()
+    }
+}
+
 impl LocalProvider {
     pub(super) async fn save_instance(
         &self,
@@ -341,18 +358,17 @@ impl LocalProvider {
         let owner = owner.clone();
         self.blocking(move |this| {
             let limit = page.limit.unwrap_or(PAGE_MAX).clamp(1, PAGE_MAX);
-            let references = this.references_of_listing(page.cursor.is_some())?;
-            let after = this.shared.store.snapshots_after(page.cursor.as_deref()).map_err(records_unreadable)?;
+            let listing = this.listing_of(page.cursor.is_some())?;
             let mut listed = Page::default();
             let mut last = None;
-            for (id, file) in after {
+            for (id, file) in this.shared.store.read_snapshots(listing.after(page.cursor.as_deref())) {
                 match file {
                     Ok(SnapshotFile::Kept(record)) if record.snapshot.owner == owner => {
                         if listed.items.len() == limit {
                             listed.next = last;
                             break;
                         }
-                        listed.items.push(this.seen(*record, &references));
+                        listed.items.push(this.seen(*record, &listing.references));
                         last = Some(id.to_string());
                     }
                     Ok(SnapshotFile::Kept(_) | SnapshotFile::Removed { .. }) => {}
@@ -367,19 +383,18 @@ impl LocalProvider {
         .await
     }
 
-    /// What a page of a listing is told by. All records are read for the first page, and not again for each of the others:
-    /// what was shared, or in use, when the listing began is told of all that it lists.
-    fn references_of_listing(&self, goes_on: bool) -> Result<Arc<References>> {
-        let young = |(at, _): &(Instant, Arc<References>)| at.elapsed() < LISTING_KEPT;
-        if let Some((_, references)) = self.listing().clone().filter(young).filter(|_| goes_on) {
-            return Ok(references);
+    /// What a page of a listing is told by: of the first one, or one that goes on where that one ended.
+    fn listing_of(&self, goes_on: bool) -> Result<Arc<Listing>> {
+        if let Some(listing) = self.listing().clone().filter(|listing| goes_on && listing.at.elapsed() < LISTING_KEPT) {
+            return Ok(listing);
         }
-        let references = Arc::new(self.references()?);
-        *self.listing() = Some((Instant::now(), references.clone()));
-        Ok(references)
+        let ids = self.shared.store.snapshot_ids().map_err(records_unreadable)?;
+        let listing = Arc::new(Listing { at: Instant::now(), ids, references: self.references()? });
+        *self.listing() = Some(listing.clone());
+        Ok(listing)
     }
 
-    fn listing(&self) -> MutexGuard<'_, Option<(Instant, Arc<References>)>> {
+    fn listing(&self) -> MutexGuard<'_, Option<Arc<Listing>>> {
         self.shared.listing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -290,7 +290,7 @@ impl Store {
             return Ok(true);
         }
         let is_its = |file: io::Result<SnapshotFile>| matches!(file, Ok(SnapshotFile::Kept(record)) if record.snapshot.source.sandbox == *sandbox);
-        Ok(self.all_snapshots()?.into_iter().any(|(_, file)| is_its(file)))
+        Ok(self.all_snapshots()?.any(|(_, file)| is_its(file)))
     }
 
     /// Whether a snapshot is whole, with all that it stands on, and what removing it would free.

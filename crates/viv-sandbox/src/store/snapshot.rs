@@ -125,29 +125,32 @@ impl Store {
         Ok(None)
     }
 
-    /// All records, in the order of their ids, with what cannot be read about some.
-    pub(crate) fn all_snapshots(&self) -> io::Result<Vec<(SnapshotId, io::Result<SnapshotFile>)>> {
-        Ok(self.snapshots_after(None)?.collect())
+    /// All records, in the order of their ids, with what cannot be read about some. Each is read when it is asked for.
+    pub(crate) fn all_snapshots(&self) -> io::Result<impl Iterator<Item = (SnapshotId, io::Result<SnapshotFile>)>> {
+        Ok(self.read_snapshots(self.snapshot_ids()?))
     }
 
-    /// Those after one, in the order of their ids: each is read when it is asked for, so a page costs what is on it, and
-    /// the names of all.
-    pub(crate) fn snapshots_after(
-        &self,
-        after: Option<&str>,
-    ) -> io::Result<impl Iterator<Item = (SnapshotId, io::Result<SnapshotFile>)>> {
+    /// The ids of all records, in their order.
+    pub(crate) fn snapshot_ids(&self) -> io::Result<Vec<SnapshotId>> {
         let mut ids: Vec<SnapshotId> = Vec::new();
         for entry in fs::read_dir(self.data().snapshots())? {
             let name = entry?.file_name();
             let Some(id) = name.to_str().and_then(|name| name.strip_suffix(".json")?.parse().ok()) else { continue };
             ids.push(id);
         }
-        ids.retain(|id| after.is_none_or(|after| id.as_str() > after));
         ids.sort_unstable();
-        Ok(ids.into_iter().filter_map(|id| match self.read_snapshot(&id) {
+        Ok(ids)
+    }
+
+    /// The records of these that are there, each read when it is asked for.
+    pub(crate) fn read_snapshots(
+        &self,
+        ids: impl IntoIterator<Item = SnapshotId>,
+    ) -> impl Iterator<Item = (SnapshotId, io::Result<SnapshotFile>)> {
+        ids.into_iter().filter_map(|id| match self.read_snapshot(&id) {
             Ok(None) => None,
             Ok(Some(file)) => Some((id, Ok(file))),
             Err(error) => Some((id, Err(error))),
-        }))
+        })
     }
 }

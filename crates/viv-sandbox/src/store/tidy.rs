@@ -188,7 +188,7 @@ impl Store {
 
     /// For when collecting has to wait for somebody who builds, or cannot be done: what cannot be read is left out.
     fn long_chains(&self) -> io::Result<Vec<SnapshotRecord>> {
-        let kept = self.snapshots_after(None)?.filter_map(|(_, file)| match file {
+        let kept = self.all_snapshots()?.filter_map(|(_, file)| match file {
             Ok(SnapshotFile::Kept(record)) => Some(*record),
             Ok(SnapshotFile::Removed { .. }) | Err(_) => None,
         });
