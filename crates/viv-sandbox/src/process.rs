@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
@@ -39,7 +40,7 @@ impl ProcessIdentity {
         };
         let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
             Ok(pidfd) => pidfd,
-            Err(rustix::io::Errno::SRCH) => return Ok(None),
+            Err(errno) if is_nobody(errno) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
         // The descriptor holds whoever has the pid now. If the start time read
@@ -51,6 +52,11 @@ impl ProcessIdentity {
             Err(error) => Err(error),
         }
     }
+}
+
+/// Whether the kernel says that no process has this pid: it is free, or a thread's (which kernels before 6.15 call invalid).
+pub(crate) fn is_nobody(errno: Errno) -> bool {
+    matches!(errno, Errno::SRCH | Errno::NOENT | Errno::INVAL)
 }
 
 /// Changes with every start of the machine.
@@ -70,6 +76,17 @@ fn start_ticks(pid: u32) -> io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The kernel gives ids of processes to threads too, and opens those for nobody.
+    #[test]
+    fn j6_a_pid_that_a_thread_has_by_now_is_not_taken_for_the_process() {
+        let open = || {
+            let pid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+            assert_ne!(pid, std::process::id());
+            ProcessIdentity { pid, ..ProcessIdentity::own().unwrap() }.open()
+        };
+        assert!(std::thread::spawn(open).join().unwrap().unwrap().is_none());
+    }
 
     #[test]
     fn j6_a_reused_pid_is_not_taken_for_the_process() {

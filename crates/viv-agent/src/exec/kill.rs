@@ -57,6 +57,8 @@ impl Held {
                 let seen = look(pid).ok_or(Errno::SRCH)?;
                 Ok(Self::Number(pid, Some(seen.started)))
             }
+            // A thread has its number by now.
+            Err(Errno::NOENT | Errno::INVAL) => Err(Errno::SRCH),
             Err(errno) => Err(errno),
         }
     }
@@ -117,7 +119,7 @@ fn is_over(pid: Pid) -> bool {
             let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
             poll(&mut fds, Some(&timeout(Duration::ZERO))) == Ok(1)
         }
-        Err(errno) => errno == Errno::SRCH,
+        Err(errno) => matches!(errno, Errno::SRCH | Errno::NOENT | Errno::INVAL),
     }
 }
 

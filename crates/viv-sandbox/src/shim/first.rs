@@ -15,7 +15,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::durable;
 use crate::layout::InstanceDir;
-use crate::process::ProcessIdentity;
+use crate::process::{ProcessIdentity, is_nobody};
 use crate::wait::readable_within;
 
 /// Writes down who it is. The caller has not waited for it, so the pid is its own.
@@ -83,7 +83,8 @@ fn find(dir: &InstanceDir) -> io::Result<(Vec<OwnedFd>, bool)> {
         match pidfd_open(pid, PidfdFlags::empty()) {
             // Still so, so that it was so when the descriptor was opened.
             Ok(pidfd) if has_mounted(pid, name) => found.push(pidfd),
-            Ok(_) | Err(Errno::SRCH) => {}
+            Ok(_) => {}
+            Err(errno) if is_nobody(errno) => {}
             Err(error) => return Err(error.into()),
         }
     }
