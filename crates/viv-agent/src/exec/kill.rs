@@ -57,8 +57,7 @@ impl Held {
                 let seen = look(pid).ok_or(Errno::SRCH)?;
                 Ok(Self::Number(pid, Some(seen.started)))
             }
-            // A thread has its number by now.
-            Err(Errno::NOENT | Errno::INVAL) => Err(Errno::SRCH),
+            Err(errno) if is_nobody(errno) => Err(Errno::SRCH),
             Err(errno) => Err(errno),
         }
     }
@@ -119,8 +118,13 @@ fn is_over(pid: Pid) -> bool {
             let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
             poll(&mut fds, Some(&timeout(Duration::ZERO))) == Ok(1)
         }
-        Err(errno) => matches!(errno, Errno::SRCH | Errno::NOENT | Errno::INVAL),
+        Err(errno) => is_nobody(errno),
     }
+}
+
+/// Whether no process has this pid: it is free, or a thread's by now (which kernels before 6.15 call invalid).
+fn is_nobody(errno: Errno) -> bool {
+    matches!(errno, Errno::SRCH | Errno::NOENT | Errno::INVAL)
 }
 
 fn stat_of(pid: Pid) -> io::Result<String> {

@@ -252,8 +252,8 @@ async fn give_row(state: &ServerState, row: &Row, out: &Pieces) {
     let _ = out.give(line(&OutputLine::End(end))).await;
 }
 
-/// Who hears how it ends, for as long as he reads. If he leaves before, the daemon listens in his place: what ended is not
-/// listed as running until somebody looks (X1).
+/// Who hears how it ends, for as long as he reads. If he leaves before, the daemon listens in his place, so that its end is
+/// told though nobody asks (O7, X1).
 struct Reader {
     engine: Engine,
     sandbox: SandboxId,
